@@ -135,7 +135,7 @@ class App:
         self._front_processes = wanted_processes(settings)
         self._services = self._make_services(memory)
         self._native: OutputReader | None = None
-        self._places: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
         """Address and port of each listening service."""
 
     def _make_services(self, memory: MemoryBounds) -> list[Service]:
@@ -170,11 +170,11 @@ class App:
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
         for service in self._services:
-            self._places |= service.bind()
+            self._addresses |= service.bind()
         # At the same time: front-end processes take long to start.
         await asyncio.gather(*(service.start() for service in self._services))
-        for name, place in self._places.items():
-            log.info("%s listens at %s", name, place)
+        for name, address in self._addresses.items():
+            log.info("%s listens at %s", name, address)
 
     async def serve(self) -> int:
         """Start, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out. OSError and
@@ -201,10 +201,10 @@ class App:
             log.error("Internal: failed to load all models")
         # Scripts wait for these lines before they send requests.
         for name in (GRPC, HTTP, METRICS):
-            if name in self._places:
-                log.info("Started %s at %s", name, self._places[name])
+            if name in self._addresses:
+                log.info("Started %s at %s", name, self._addresses[name])
         if self._terminal is not None:
-            self._terminal.end_with_summary(self._places, index, self._server.lifecycle.load_secs)
+            self._terminal.end_with_summary(self._addresses, index, self._server.lifecycle.load_secs)
         is_whole = self._settings.model_control_mode is ModelControlMode.NONE
         watching = (
             asyncio.ensure_future(watch(self._server.lifecycle, is_whole=is_whole)) if self._settings.watch else None

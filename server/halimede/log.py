@@ -121,7 +121,7 @@ def admits_access(kind: LineKind) -> bool:
 def log_access(access: Access) -> None:
     """Log a request that ended. Call it only after `admits_access` returned True."""
     for handler in handlers():
-        handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
+        handler.writer.put(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
 class LogHandler(logging.Handler):
@@ -130,7 +130,7 @@ class LogHandler(logging.Handler):
     def __init__(self, writer: "LogWriter", wanted: frozenset[Severity], *, on_terminal: bool = False) -> None:
         super().__init__()
         self.writer = writer
-        self.deliver: Callable[[LogLine], None] = writer.offer
+        self.deliver: Callable[[LogLine], None] = writer.put
         self._wanted = wanted
         self.on_terminal = on_terminal
 
@@ -190,7 +190,7 @@ class LogWriter:
             self._queue.put(None)
         return is_admitted
 
-    def offer(self, line: LogLine) -> None:
+    def put(self, line: LogLine) -> None:
         """Queue the line, or count it as dropped."""
         size = _size_bytes(line)
         with self._lock:

@@ -160,6 +160,6 @@ class Settings:
     delay_scheduler: int = 0
     """How many requests a model waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
     backlog_delay_scheduler: int = 0
-    """The same for requests of sequences that wait for a seat (TRITONSERVER_BACKLOG_DELAY_SCHEDULER)."""
+    """The same for requests of sequences that wait for a sequence slot (TRITONSERVER_BACKLOG_DELAY_SCHEDULER)."""
     notices: tuple[str, ...] = ()
     """Flags that have no effect here or are deprecated, one line each, for the log."""

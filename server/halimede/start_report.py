@@ -69,23 +69,23 @@ class TerminalStart:
         with self._lock:
             self._is_over = True
             self._write_kept()
-        self._handler.deliver = self._handler.writer.offer
+        self._handler.deliver = self._handler.writer.put
         self._set_levels(LEVELS[Severity.INFO], logging.NOTSET)
 
     def end_with_summary(
-        self, places: Mapping[str, str], index: Sequence[ModelIndexEntry], seconds: Mapping[str, float]
+        self, addresses: Mapping[str, str], index: Sequence[ModelIndexEntry], seconds: Mapping[str, float]
     ) -> None:
-        """`places` has the address of each service; `seconds` is how long the load of each model took."""
+        """`addresses` has the address of each service; `seconds` is how long the load of each model took."""
         ready = len({entry.name for entry in index if entry.state is ModelReadyState.READY})
         title = f"Halimede {__version__} serves {ready} model{'' if ready == 1 else 's'}"
         urls = [
-            (name, url_of(scheme, places[service], path))
+            (name, url_of(scheme, addresses[service], path))
             for name, service, scheme, path in (
                 ("HTTP", HTTP, "http://", ""),
                 ("gRPC", GRPC, "", ""),
                 ("metrics", METRICS, "http://", "/metrics"),
             )
-            if service in places
+            if service in addresses
         ]
         lines = list(summary_lines(title, urls, index, seconds, self._terminal))
         self._write([*lines, ""] if self._kept else lines)
@@ -97,7 +97,7 @@ class TerminalStart:
             if is_problem and not self._is_over and len(self._kept) < MOST_KEPT:
                 self._kept.append(line)
                 return
-        self._handler.writer.offer(line)
+        self._handler.writer.put(line)
 
     def _write_kept(self) -> None:
         with self._lock:
@@ -107,7 +107,7 @@ class TerminalStart:
     def _write(self, lines: list[str]) -> None:
         if lines:
             plain = LogLine(time.time_ns() // 1000, Severity.INFO, os.getpid(), "", 0, "\n".join(lines), is_plain=True)
-            self._handler.writer.offer(plain)
+            self._handler.writer.put(plain)
 
     def _set_levels(self, own: int, prints: int) -> None:
         logging.getLogger(PACKAGE).setLevel(own)

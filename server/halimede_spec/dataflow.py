@@ -72,18 +72,18 @@ def _run_all(
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[T]):
-    """`path` has each place once, in order; `circle` is the end of the path that forms a circle, else empty."""
+    """`path` has each node once, in order; `circle` is the end of the path that forms a circle, else empty."""
 
     path: tuple[T, ...]
     circle: tuple[T, ...]
 
 
 def walk(start: T, following: Callable[[T], T | None]) -> Walk[T]:
-    """Go from place to place until no next one exists (None), or one repeats."""
+    """Go from node to node until no next one exists (None), or one repeats."""
     path: dict[T, int] = {}
     at: T | None = start
     while at is not None and at not in path:
         path[at] = len(path)
         at = following(at)
-    places = tuple(path)
-    return Walk(places, () if at is None else places[path[at] :])
+    nodes = tuple(path)
+    return Walk(nodes, () if at is None else nodes[path[at] :])

@@ -165,9 +165,9 @@ def _http(text: str) -> Uri:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise UriError(UriFault.HOST_AND_PORT, "an http URI must have a valid host and port") from None
-    place = f"[{host}]" if host and ":" in host else host or ""
-    place += f":{port}" if port is not None else ""
-    display = urlunsplit((parts.scheme, place, parts.path, "", ""))
+    authority = f"[{host}]" if host and ":" in host else host or ""
+    authority += f":{port}" if port is not None else ""
+    display = urlunsplit((parts.scheme, authority, parts.path, "", ""))
     if not host:
         raise UriError(UriFault.NO_HOST, f"{display!r} has no host")
     if parts.username is not None or parts.password is not None:
@@ -184,7 +184,7 @@ def _http(text: str) -> Uri:
             f"{display!r} does not name a file; http cannot list folders: use a model file or an archive",
         )
     _check_path(name, display)
-    return Uri(Scheme.HTTP, display, place, path, False, "", urlunsplit(parts._replace(fragment="")))
+    return Uri(Scheme.HTTP, display, authority, path, False, "", urlunsplit(parts._replace(fragment="")))
 
 
 def path_problem(path: str) -> str | None:

@@ -99,7 +99,7 @@ def queue_us(levels: int, *, has_timeouts: bool = False) -> list[float]:
 
 def sequences_us() -> list[float]:
     """One request of each of BATCH sequences of 1,000 that are open, in the oldest strategy: enqueue, poll, complete."""
-    policy = SequencePolicy("m", BATCH, seats=SEQUENCES, strategy=oldest_policy(BATCH))
+    policy = SequencePolicy("m", BATCH, sequence_slots=SEQUENCES, strategy=oldest_policy(BATCH))
     scheduler = SequenceScheduler(policy, instances=1)
     now_ns = key = 0
 

@@ -66,7 +66,7 @@ NEEDS = ("8Gi",) * 7 + ("12Gi",) * 2 + ("30Gi",)
 def measure_placement(counts: Counts) -> list[Row]:
     """Models that each need a slice, on simulated nodes."""
     with new_bench("operator", "placement") as bench:
-        own = bench.place.own
+        own = bench.site.own
         for number, cards in enumerate(LAYOUTS):
             layout = Layout(cards)
             offered = {resource: str(len(found)) for resource, found in layout.devices("any").items()}
@@ -87,15 +87,15 @@ def measure_placed(bench: Bench, operator: Operator, count: int) -> list[Row]:
     )
     bench.wait_until_settled(operator)
     lasted_s = time.monotonic() - begun
-    models = bench.place.own.api.get(model_path(bench.namespaces[0]))["items"]
+    models = bench.site.own.api.get(model_path(bench.namespaces[0]))["items"]
     placed = Counter(each["status"]["effective"]["resourceName"] for each in models)
     unscheduled = sum("nodes" not in each["status"]["effective"] for each in models)
     # A list comes in pages; the first one has no token of a page before.
     lists = sum(
         entry["verb"] == "list" and entry["objectRef"]["resource"] == "nodes" and "continue=" not in entry["requestURI"]
-        for entry in bench.place.audited()
+        for entry in bench.site.audited()
     )
-    writes = bench.place.writes()
+    writes = bench.site.writes()
     most_lists = lasted_s / 10 + 1
     return [
         row(f"place-{count}-slow", slow_decisions(operator), "decisions above 10 ms of CPU", count / 100),
@@ -155,18 +155,18 @@ def measure_spread(count: int) -> list[Row]:
 
 
 def measure_apply(bench: Bench, operator: Operator, count: int) -> list[Row]:
-    programs = {"operator": operator.process.pid, **control_programs(bench.place.own)}
+    programs = {"operator": operator.process.pid, **control_programs(bench.site.own)}
     before, begun = {name: cpu_s(pid) for name, pid in programs.items()}, time.time()
     with machine_load() as load:
         bench.apply(count, replicas=0)
         applied_s = time.time() - begun
         bench.wait_until_settled(operator)
         used = {name: cpu_s(pid) - before[name] for name, pid in programs.items()}
-    requests = bench.place.audited()
+    requests = bench.site.audited()
     applied = [entry for entry in requests if entry["verb"] == "patch"]
     made = [entry for entry in applied if entry["responseStatus"]["code"] == http.client.CREATED]
     told_first = {entry["objectRef"]["name"]: finished(entry) for entry in reversed(applied) if is_status(entry)}
-    writes = bench.place.writes()
+    writes = bench.site.writes()
     most = len(made) / count + 1
     return [
         row(
@@ -190,7 +190,7 @@ def measure_restart(
     bench: Bench, models: int, then: Callable[[Operator], list[Row]] = lambda _operator: []
 ) -> list[Row]:
     """Start an operator again. then: what to measure with it afterwards."""
-    before, begun = bench.place.writes(), time.monotonic()
+    before, begun = bench.site.writes(), time.monotonic()
     with started(bench) as operator:
         with machine_load() as load:
             eventually(lambda: operator.probe("readyz") == 200, "the operator to be ready", LIMIT_S, operator.check)
@@ -202,7 +202,7 @@ def measure_restart(
             eventually(is_through, "all models to be looked at", LIMIT_S, operator.check)
             through_s, through_cpu_s = time.monotonic() - begun, cpu_s(operator.process.pid)
         bench.wait_for_rest(operator)
-        written = bench.place.writes() - before
+        written = bench.site.writes() - before
         rows = [
             row(f"restart-{models}-ready", ready_s, "s", READY_S.get(models), f"{ready_cpu_s:.1f} s CPU; {load()}"),
             row(
@@ -225,13 +225,13 @@ def measure_changes(bench: Bench, operator: Operator, counts: Counts) -> list[Ro
         for number in range(0, counts.models, counts.models // counts.changes):
             path, name = bench.path_of(number), name_of(number)
             begun = time.time()
-            bench.place.own.api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
+            bench.site.own.api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
             eventually(partial(bench.is_settled, path), f"{name}'s status", check=operator.check)
 
             def patches(name: str = name, begun: float = begun) -> list[Object]:
                 return [
                     entry
-                    for entry in bench.place.audited()
+                    for entry in bench.site.audited()
                     if entry["verb"] == "patch" and entry["objectRef"].get("name") == name and finished(entry) > begun
                 ]
 

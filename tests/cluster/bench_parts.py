@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
-from cluster.operators import APPLY, Object, Operator, Place, crds, start_process
+from cluster.operators import APPLY, Object, Operator, Site, crds, start_process
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 
@@ -58,9 +58,9 @@ def row(name: str, value: float, unit: str, goal: float | None = None, note: str
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """An operator's place, and namespaces with many models."""
+    """An operator's site, and namespaces with many models."""
 
-    place: Place
+    site: Site
     namespaces: tuple[str, ...]
     """Models are divided between them."""
     everywhere: bool = False
@@ -68,9 +68,9 @@ class Bench:
 
     def beside(self, namespace: str) -> "Bench":
         """Another operator with the chart's rights in another namespace of this cluster."""
-        place = Place(self.place.own, start_process, namespace, self.place.folder)
-        place.allow("operator")
-        return Bench(place, (namespace,))
+        site = Site(self.site.own, start_process, namespace, self.site.folder)
+        site.allow("operator")
+        return Bench(site, (namespace,))
 
     def apply(self, count: int, spec_of: Callable[[int], Object] = lambda _number: {}, **spec: Any) -> None:
         """spec_of: what differs between the models."""
@@ -89,13 +89,13 @@ class Bench:
             "metadata": {"name": path.rpartition("/")[2], "annotations": annotations or {}},
             "spec": {"model": {"uri": "s3://models/digits"}, **spec},
         }
-        self.place.own.api.send("PATCH", f"{path}?fieldManager=bench", value, APPLY)
+        self.site.own.api.send("PATCH", f"{path}?fieldManager=bench", value, APPLY)
 
     def path_of(self, number: int) -> str:
         return model_path(self.namespaces[number % len(self.namespaces)], name_of(number))
 
     def is_settled(self, path: str) -> bool:
-        return is_settled(self.place.own.api.get(path))
+        return is_settled(self.site.own.api.get(path))
 
     def wait_until_settled(self, operator: Operator) -> None:
         """Wait until all models have the status of their spec, and nothing has been written for a while."""
@@ -103,7 +103,7 @@ class Bench:
         self.wait_for_rest(operator)
 
         def are_settled() -> bool:
-            lists = (self.place.own.api.get(model_path(namespace)) for namespace in self.namespaces)
+            lists = (self.site.own.api.get(model_path(namespace)) for namespace in self.namespaces)
             if all(is_settled(value) for models in lists for value in models["items"]):
                 return True
             time.sleep(QUIET_S)
@@ -116,19 +116,19 @@ class Bench:
         """Wait until nothing has been written for a while."""
 
         def is_quiet() -> bool:
-            before = self.place.writes()
+            before = self.site.writes()
             time.sleep(QUIET_S)
-            return self.place.writes() == before
+            return self.site.writes() == before
 
         eventually(is_quiet, "the operator to come to rest", LIMIT_S, operator.check)
 
     def rest_rows(self, operator: Operator, models: int) -> list[Row]:
         """Measure models at rest: they are settled, and nothing changes."""
         pid = operator.process.pid
-        before, cpu_before = self.place.writes(), cpu_s(pid)
+        before, cpu_before = self.site.writes(), cpu_s(pid)
         with machine_load() as load:
             time.sleep(REST_S)
-        written = self.place.writes() - before
+        written = self.site.writes() - before
         return [
             row(f"rest-{models}-writes", written.total(), f"writes in {REST_S:g} s", 0, as_text(written)),
             row(f"rest-{models}-cpu", cpu_s(pid) - cpu_before, f"s CPU in {REST_S:g} s", None, load()),
@@ -147,11 +147,11 @@ def new_bench(*namespaces: str) -> Iterator[Bench]:
             own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
             for namespace in namespaces:
                 own.kubectl("create", "namespace", namespace)
-            place = Place(own, start_process, namespaces[0], Path(folder))
-            place.allow("operator")
+            site = Site(own, start_process, namespaces[0], Path(folder))
+            site.allow("operator")
             if everywhere := len(namespaces) > 1:
-                place.allow_everywhere()
-            yield Bench(place, namespaces[1:] or namespaces, everywhere)
+                site.allow_everywhere()
+            yield Bench(site, namespaces[1:] or namespaces, everywhere)
         finally:
             own.stop()
 
@@ -160,9 +160,9 @@ def new_bench(*namespaces: str) -> Iterator[Bench]:
 def started(bench: Bench) -> Iterator[Operator]:
     """An operator, which is not ready yet."""
     try:
-        yield bench.place.start(everywhere=bench.everywhere)
+        yield bench.site.start(everywhere=bench.everywhere)
     finally:
-        bench.place.stop_all()
+        bench.site.stop_all()
 
 
 @contextmanager

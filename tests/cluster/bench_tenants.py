@@ -143,7 +143,7 @@ def time_to_status(bench: Bench, path: str, number: int) -> float:
 def measure_change(counts: Counts) -> list[Row]:
     """Changes of one model, and new models, with and without many others: an operator each, in one cluster."""
     with new_bench("empty") as empty:
-        own = empty.place.own
+        own = empty.site.own
         own.kubectl("create", "namespace", "full")
         full = empty.beside("full")
         with started(empty) as first, started(full) as second:
@@ -203,13 +203,13 @@ def measure_pods(counts: Counts) -> list[Row]:
     """Pods of one model that nobody runs."""
 
     def write(bench: Bench) -> None:
-        api = bench.place.own.api
+        api = bench.site.own.api
         bench.write(model_path("flood", "model"), replicas=0)
         sets = "/apis/apps/v1/namespaces/flood/replicasets"
         eventually(lambda: api.get(sets)["items"], "the ReplicaSet")
         (replica_set,) = api.get(sets)["items"]
         # The controller would delete what nobody asked for.
-        bench.place.own.faults.freeze_program("kube-controller-manager")
+        bench.site.own.faults.freeze_program("kube-controller-manager")
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
         owner |= {field: replica_set["metadata"][field] for field in ("name", "uid")}
         template = replica_set["spec"]["template"]
@@ -231,7 +231,7 @@ def measure_replicas(counts: Counts) -> list[Row]:
     """Replicas of one model on simulated nodes, made by Kubernetes' controllers, and new models in another namespace."""
 
     def write(bench: Bench) -> None:
-        own = bench.place.own
+        own = bench.site.own
         own.fake_nodes.add(-(-counts.replicas // PODS_OF_NODE) + 1)
         on_fake_nodes = {"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "operator": "Exists"}]}
         bench.write(model_path("flood", "model"), replicas=counts.replicas, scheduling=on_fake_nodes)

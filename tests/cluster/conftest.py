@@ -14,7 +14,7 @@ from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
 from cluster.installed import NAMESPACE, OPERATOR_IMAGE, SERVER_IMAGE, Platform, Tenant, provide_images
 from cluster.metrics import SERVED, ClusterPrometheus, PlayedMetrics
-from cluster.operators import Place, no_other_operator, start_fork
+from cluster.operators import Site, no_other_operator, start_fork
 from cluster.own import OwnCluster
 from cluster.programs import check_machine
 from cluster.spaces import eventually
@@ -29,14 +29,14 @@ NUMBERS = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [number for number, item in enumerate(items) if item.path.is_relative_to(HERE)]
-    ours = [items[number] for number in places]
+    positions = [number for number, item in enumerate(items) if item.path.is_relative_to(HERE)]
+    ours = [items[number] for number in positions]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
             # Without fixtures: the first start on a machine builds Kubernetes.
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S, func_only=True))
     # First those for which the operator that helm installs would have to stand aside.
-    for number, item in zip(places, sorted(ours, key=needs_platform), strict=True):
+    for number, item in zip(positions, sorted(ours, key=needs_platform), strict=True):
         items[number] = item
 
 
@@ -163,12 +163,12 @@ def alone(cluster: Cluster, crds: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Place]:
+def site(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Site]:
     """A namespace for operators that run on this machine."""
-    place = Place(own, start_fork, namespace, tmp_path)
-    place.allow("operator", "second")
-    yield place
-    place.stop_all()
+    site = Site(own, start_fork, namespace, tmp_path)
+    site.allow("operator", "second")
+    yield site
+    site.stop_all()
 
 
 @pytest.fixture(scope="session")

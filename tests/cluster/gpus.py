@@ -48,9 +48,9 @@ class Layout:
         """By resource and by UUID, which are the same for the same node and place."""
         found: dict[str, dict[str, Any]] = {}
         for number, card in enumerate(self.cards):
-            for place, profile in enumerate(card or ("",)):
+            for position, profile in enumerate(card or ("",)):
                 kind = "MIG" if profile else "GPU"
-                name = f"{kind}-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node} {number} {place} {profile}')}"
+                name = f"{kind}-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node} {number} {position} {profile}')}"
                 memory = self.model.slices[profile][0] if profile else self.model.memory_mib
                 found.setdefault(self.resource(profile), {})[name] = {
                     "kind": kind,
@@ -167,11 +167,11 @@ class Gpus:
             self.remove(node)
 
     def _offer(self, node: str, devices: dict[str, dict[str, Any]]) -> None:
-        place = self._nodes[node]
-        socket = place.folder / "gpus.sock"
-        if "gpus" not in place.space.programs:
+        fake_node = self._nodes[node]
+        socket = fake_node.folder / "gpus.sock"
+        if "gpus" not in fake_node.space.programs:
             socket.unlink(missing_ok=True)  # of an earlier life of the node
-            program = place.space.start("gpus", *python("gpu_plugin", socket, place.folder / "gpus", library()))
+            program = fake_node.space.start("gpus", *python("gpu_plugin", socket, fake_node.folder / "gpus", library()))
             eventually(socket.exists, f"the driver of {node}", check=program.check)
         self._devices[node] = devices
         ask(socket, devices)
@@ -187,7 +187,7 @@ class Gpus:
         try:
             eventually(lambda: found() == wanted, f"{node} to offer {wanted}")
         except AssertionError as error:
-            programs = [place.space.programs[name] for name in ("gpus", "kubelet")]
+            programs = [fake_node.space.programs[name] for name in ("gpus", "kubelet")]
             error.add_note(f"it offers {found()}\n" + "\n".join(program.last_output() for program in programs))
             raise
 

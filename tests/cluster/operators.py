@@ -106,7 +106,7 @@ class Operator:
         return self.process.wait(30)
 
 
-class Place:
+class Site:
     """A namespace with an operator's rights, and what a test does and looks at there."""
 
     def __init__(self, own: OwnCluster, start: Start, namespace: str, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.fake_nodes import MARK
-from cluster.operators import Operator, Place
+from cluster.operators import Operator, Site
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 
@@ -46,9 +46,9 @@ def node(own: OwnCluster) -> Iterator[str]:
     own.fake_nodes.remove()
 
 
-def apply(place: Place, name: str, *selectors: str, additional: Iterable[Object] = (), **fields: Any) -> None:
+def apply(site: Site, name: str, *selectors: str, additional: Iterable[Object] = (), **fields: Any) -> None:
     claim = {"deviceClassName": DRIVER, "selectors": list(selectors), "additionalRequests": list(additional)}
-    place.model(
+    site.model(
         name,
         suspend=False,
         accelerator={"type": "DRA", "dra": claim},
@@ -57,10 +57,10 @@ def apply(place: Place, name: str, *selectors: str, additional: Iterable[Object]
     )
 
 
-def allocated(place: Place, model: str) -> dict[str, str]:
+def allocated(site: Site, model: str) -> dict[str, str]:
     """The devices of the model's pods, with the names of the requests that they were allocated for."""
     found = {}
-    for claim in place.own.api.get(f"{RESOURCES}/namespaces/{place.namespace}/resourceclaims")["items"]:
+    for claim in site.own.api.get(f"{RESOURCES}/namespaces/{site.namespace}/resourceclaims")["items"]:
         pods = [each["name"] for each in (claim.get("status") or {}).get("reservedFor") or ()]
         if any(pod.startswith(f"{model}-") for pod in pods):
             results = claim["status"]["allocation"]["devices"]["results"]
@@ -68,90 +68,90 @@ def allocated(place: Place, model: str) -> dict[str, str]:
     return found
 
 
-def wait_for(place: Place, operator: Operator, model: str, device: str, request: str) -> None:
-    eventually(lambda: allocated(place, model) == {device: request}, f"{device} for {model}", 60, operator.check)
+def wait_for(site: Site, operator: Operator, model: str, device: str, request: str) -> None:
+    eventually(lambda: allocated(site, model) == {device: request}, f"{device} for {model}", 60, operator.check)
 
 
-def condition(place: Place, model: str, kind: str) -> Object:
-    conditions = (place.get("inferencemodel", model).get("status") or {}).get("conditions") or ()
+def condition(site: Site, model: str, kind: str) -> Object:
+    conditions = (site.get("inferencemodel", model).get("status") or {}).get("conditions") or ()
     return next((each for each in conditions if each["type"] == kind), {})
 
 
-def placement(place: Place, model: str) -> str:
+def placement(site: Site, model: str) -> str:
     """Where the model's only pod is; "" as long as it has no node."""
-    placements = (place.get("inferencemodel", model).get("status") or {}).get("placements") or [""]
+    placements = (site.get("inferencemodel", model).get("status") or {}).get("placements") or [""]
     return str(placements[0])
 
 
-def templates(place: Place) -> set[str]:
-    found = place.own.api.get(f"{RESOURCES}/namespaces/{place.namespace}/resourceclaimtemplates")["items"]
+def templates(site: Site) -> set[str]:
+    found = site.own.api.get(f"{RESOURCES}/namespaces/{site.namespace}/resourceclaimtemplates")["items"]
     return {each["metadata"]["name"] for each in found}
 
 
-def test_the_scheduler_allocates_the_first_free_alternative(place: Place, node: str) -> None:
-    operator = place.start().ready()
-    apply(place, "first", SMALL, LARGE)
-    wait_for(place, operator, "first", "small-0", "device/device-0")
-    apply(place, "second", SMALL, LARGE)
-    wait_for(place, operator, "second", "large-0", "device/device-1")
+def test_the_scheduler_allocates_the_first_free_alternative(site: Site, node: str) -> None:
+    operator = site.start().ready()
+    apply(site, "first", SMALL, LARGE)
+    wait_for(site, operator, "first", "small-0", "device/device-0")
+    apply(site, "second", SMALL, LARGE)
+    wait_for(site, operator, "second", "large-0", "device/device-1")
     ends_with = f" on {node}; allocated: {DRIVER}/{node}/large-0"
-    eventually(lambda: placement(place, "second").endswith(ends_with), "second to be placed", 30, operator.check)
-    status = place.get("inferencemodel", "second")["status"]
+    eventually(lambda: placement(site, "second").endswith(ends_with), "second to be placed", 30, operator.check)
+    status = site.get("inferencemodel", "second")["status"]
     assert (status["effective"]["deviceClassName"], status["effective"]["nodes"]) == (DRIVER, node)
 
     # Nothing is left for a third one, until the first one goes.
-    apply(place, "third", SMALL, LARGE)
+    apply(site, "third", SMALL, LARGE)
     eventually(
-        lambda: condition(place, "third", "Placed").get("reason") == "InsufficientDevices",
+        lambda: condition(site, "third", "Placed").get("reason") == "InsufficientDevices",
         "third to say that no device is free", 30, operator.check,
     )  # fmt: skip
-    message = condition(place, "third", "Placed")["message"]
+    message = condition(site, "third", "Placed")["message"]
     assert "cannot allocate all claims" in message
     assert f"need 1x device of class {DRIVER} that one of its 2 selectors matches" in message
-    place.kubectl("delete", "inferencemodel", "first")
-    wait_for(place, operator, "third", "small-0", "device/device-0")
+    site.kubectl("delete", "inferencemodel", "first")
+    wait_for(site, operator, "third", "small-0", "device/device-0")
 
     # Another selector is another template; the one before stays as long as a ReplicaSet names it.
-    [before] = [name for name in templates(place) if name.startswith("second-")]
-    apply(place, "second", LARGE, rollout={"policy": "InPlace"})
-    wait_for(place, operator, "second", "large-0", "device")
-    both = {name for name in templates(place) if name.startswith("second-")}
+    [before] = [name for name in templates(site) if name.startswith("second-")]
+    apply(site, "second", LARGE, rollout={"policy": "InPlace"})
+    wait_for(site, operator, "second", "large-0", "device")
+    both = {name for name in templates(site) if name.startswith("second-")}
     assert before in both
     assert len(both) == 2
-    replica_sets = place.own.api.get(f"/apis/apps/v1/namespaces/{place.namespace}/replicasets")["items"]
+    replica_sets = site.own.api.get(f"/apis/apps/v1/namespaces/{site.namespace}/replicasets")["items"]
     [old] = [each["metadata"]["name"] for each in replica_sets if each["spec"]["replicas"] == 0]
-    place.kubectl("delete", "replicaset", old)
+    site.kubectl("delete", "replicaset", old)
     eventually(
-        lambda: {name for name in templates(place) if name.startswith("second-")} == both - {before},
+        lambda: {name for name in templates(site) if name.startswith("second-")} == both - {before},
         "the template of before to be deleted", 30, operator.check,
     )  # fmt: skip
-    made = {name: count for name, count in place.writes().items() if "resourceclaimtemplates 20" in name}
+    made = {name: count for name, count in site.writes().items() if "resourceclaimtemplates 20" in name}
     assert made == {"patch resourceclaimtemplates 201": 4, "delete resourceclaimtemplates 200": 1}
-    assert place.refused() == []
+    assert site.refused() == []
 
 
-def test_a_claim_with_two_requests_gets_both_devices(place: Place, node: str) -> None:
-    operator = place.start().ready()
-    apply(place, "both", LARGE, additional=[{"name": "extra", "deviceClassName": DRIVER, "selectors": [SMALL]}])
+def test_a_claim_with_two_requests_gets_both_devices(site: Site, node: str) -> None:
+    operator = site.start().ready()
+    apply(site, "both", LARGE, additional=[{"name": "extra", "deviceClassName": DRIVER, "selectors": [SMALL]}])
     eventually(
-        lambda: allocated(place, "both") == {"large-0": "device", "small-0": "extra"},
+        lambda: allocated(site, "both") == {"large-0": "device", "small-0": "extra"},
         "both devices",
         60,
         operator.check,
     )
     ends_with = f" on {node}; allocated: {DRIVER}/{node}/large-0, {DRIVER}/{node}/small-0"
-    eventually(lambda: placement(place, "both").endswith(ends_with), "both devices to be named", 30, operator.check)
+    eventually(lambda: placement(site, "both").endswith(ends_with), "both devices to be named", 30, operator.check)
 
 
-def test_a_selector_that_is_no_cel_changes_nothing_and_is_reported(place: Place, node: str) -> None:
-    operator = place.start().ready()
-    apply(place, "twice", SMALL)
-    wait_for(place, operator, "twice", "small-0", "device")
-    deployment = place.get("deployment", "twice")
-    apply(place, "twice", "device.attributes[")
+def test_a_selector_that_is_no_cel_changes_nothing_and_is_reported(site: Site, node: str) -> None:
+    operator = site.start().ready()
+    apply(site, "twice", SMALL)
+    wait_for(site, operator, "twice", "small-0", "device")
+    deployment = site.get("deployment", "twice")
+    apply(site, "twice", "device.attributes[")
     eventually(
-        lambda: condition(place, "twice", "Accepted").get("reason") == "ApplyRefused",
+        lambda: condition(site, "twice", "Accepted").get("reason") == "ApplyRefused",
         "the mistake to be reported", 30, operator.check,
     )  # fmt: skip
-    assert "selectors" in condition(place, "twice", "Accepted")["message"]
-    assert place.get("deployment", "twice")["metadata"]["generation"] == deployment["metadata"]["generation"]
+    assert "selectors" in condition(site, "twice", "Accepted")["message"]
+    assert site.get("deployment", "twice")["metadata"]["generation"] == deployment["metadata"]["generation"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.operators import Place
+from cluster.operators import Site
 from cluster.spaces import eventually
 from halimede_operator.core.labels import labels_of
 from halimede_operator.core.spec.types import Key, Kind
@@ -30,67 +30,67 @@ EDITS: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-def test_conflicting_edits_are_undone_and_additions_of_others_stay(place: Place) -> None:
+def test_conflicting_edits_are_undone_and_additions_of_others_stay(site: Site) -> None:
     """O-44."""
-    operator = place.start().ready()
-    place.model("digits", replicas=2, resources={"requests": {"memory": "64Mi"}, "limits": {"cpu": "2"}})
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    place.kubectl("annotate", "deployment", "digits", "theirs=kept")
-    place.kubectl("set", "env", "deployment/digits", "--containers=server", "THEIRS=kept")
-    place.kubectl("patch", "service", "digits", '--patch={"spec":{"sessionAffinity":"ClientIP"}}')
-    whole = place.children()
+    operator = site.start().ready()
+    site.model("digits", replicas=2, resources={"requests": {"memory": "64Mi"}, "limits": {"cpu": "2"}})
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
+    site.kubectl("annotate", "deployment", "digits", "theirs=kept")
+    site.kubectl("set", "env", "deployment/digits", "--containers=server", "THEIRS=kept")
+    site.kubectl("patch", "service", "digits", '--patch={"spec":{"sessionAffinity":"ClientIP"}}')
+    whole = site.children()
     theirs = json.dumps([whole["Deployment digits"], whole["Service digits"]])
     assert all(f'"{what}"' in theirs for what in ("theirs", "THEIRS", "ClientIP"))
 
     for kind, form, edit in EDITS:
-        before = place.writes()
-        place.kubectl("patch", kind, "digits", f"--type={form}", f"--patch={json.dumps(edit)}")
-        eventually(lambda: place.children() == whole, f"{kind} without {edit}", 20, operator.check)
-        refused = {what: count for what, count in (place.writes() - before).items() if what.endswith(" 422")}
+        before = site.writes()
+        site.kubectl("patch", kind, "digits", f"--type={form}", f"--patch={json.dumps(edit)}")
+        eventually(lambda: site.children() == whole, f"{kind} without {edit}", 20, operator.check)
+        refused = {what: count for what, count in (site.writes() - before).items() if what.endswith(" 422")}
         assert refused, f"not what this test is about: {kind} with {edit}"
         # One more where its controller wrote at the same time.
         assert sum(refused.values()) <= 2
 
     accepted = next(
-        each for each in place.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
+        each for each in site.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
     )
     assert accepted["status"] == "True"
 
 
 @pytest.mark.large
-def test_a_lasting_refusal_is_reported_once(place: Place) -> None:
+def test_a_lasting_refusal_is_reported_once(site: Site) -> None:
     """A Deployment that was left with our labels and another selector, which nobody can change."""
-    labels = labels_of(Key(Kind.INFERENCE_MODEL, place.namespace, "digits"))
+    labels = labels_of(Key(Kind.INFERENCE_MODEL, site.namespace, "digits"))
     pod = {"containers": [{"name": "server", "image": "nothing"}]}
     template = {"metadata": {"labels": {"theirs": "yes"}}, "spec": pod}
     spec = {"replicas": 0, "selector": {"matchLabels": {"theirs": "yes"}}, "template": template}
     metadata = {"name": "digits", "labels": labels}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
-    place.kubectl("create", "-f", "-", given=json.dumps(deployment))
-    place.model("digits")
-    operator = place.start().ready()
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    site.kubectl("create", "-f", "-", given=json.dumps(deployment))
+    site.model("digits")
+    operator = site.start().ready()
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
 
-    conditions = {each["type"]: each for each in place.get("inferencemodel", "digits")["status"]["conditions"]}
+    conditions = {each["type"]: each for each in site.get("inferencemodel", "digits")["status"]["conditions"]}
     assert (conditions["Accepted"]["status"], conditions["Accepted"]["reason"]) == ("False", "ApplyRefused")
     assert "immutable" in conditions["Accepted"]["message"]
-    place.kubectl("annotate", "deployment", "digits", "news=1")
-    place.model("after")
-    eventually(lambda: place.settled("after"), "another model", check=operator.check)
-    assert place.writes()["patch deployments 422"] == 1
+    site.kubectl("annotate", "deployment", "digits", "news=1")
+    site.model("after")
+    eventually(lambda: site.settled("after"), "another model", check=operator.check)
+    assert site.writes()["patch deployments 422"] == 1
 
 
 @pytest.mark.large
-def test_a_child_no_longer_wanted_is_deleted_even_if_edited(place: Place) -> None:
-    operator = place.start().ready()
-    place.model("digits", replicas=2)
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    place.kubectl("annotate", "poddisruptionbudget", "digits", "theirs=yes")
-    place.model("digits", replicas=1, model={"uri": "s3://models/other"})
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+def test_a_child_no_longer_wanted_is_deleted_even_if_edited(site: Site) -> None:
+    operator = site.start().ready()
+    site.model("digits", replicas=2)
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
+    site.kubectl("annotate", "poddisruptionbudget", "digits", "theirs=yes")
+    site.model("digits", replicas=1, model={"uri": "s3://models/other"})
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
 
     def is_gone() -> bool:
-        kinds = Counter(name.partition(" ")[0] for name in place.children())
+        kinds = Counter(name.partition(" ")[0] for name in site.children())
         # The plan before is kept with its ReplicaSet.
         return kinds == {"ConfigMap": 2, "ServiceAccount": 1, "Service": 2, "Deployment": 1}
 
@@ -98,20 +98,20 @@ def test_a_child_no_longer_wanted_is_deleted_even_if_edited(place: Place) -> Non
 
 
 @pytest.mark.large
-def test_orphans_that_are_not_wanted_are_deleted(place: Place) -> None:
+def test_orphans_that_are_not_wanted_are_deleted(site: Site) -> None:
     """An HPA that stays after `delete --cascade=orphan` would scale the new object's Deployment."""
-    place.model("digits", suspend=False, autoscaling={"minReplicas": 2, "maxReplicas": 4}, scheduling={"nodeSelector": {"no": "where"}})  # fmt: skip
-    operator = place.start().ready()
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    place.kubectl("delete", "inferencemodel", "digits", "--cascade=orphan")
-    left = place.kubectl("get", "hpa,pdb,deployment", "--output=name").split()
+    site.model("digits", suspend=False, autoscaling={"minReplicas": 2, "maxReplicas": 4}, scheduling={"nodeSelector": {"no": "where"}})  # fmt: skip
+    operator = site.start().ready()
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
+    site.kubectl("delete", "inferencemodel", "digits", "--cascade=orphan")
+    left = site.kubectl("get", "hpa,pdb,deployment", "--output=name").split()
     assert len(left) == 3, left
 
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    site.model("digits")
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
     # When no scaler exists any more, the replicas are the operator's again.
-    eventually(lambda: place.get("deployment", "digits")["spec"]["replicas"] == 0, "0 replicas", check=operator.check)
+    eventually(lambda: site.get("deployment", "digits")["spec"]["replicas"] == 0, "0 replicas", check=operator.check)
 
-    assert place.kubectl("get", "hpa,pdb,deployment", "--output=name").split() == ["deployment.apps/digits"]
-    deployment = place.get("deployment", "digits")
+    assert site.kubectl("get", "hpa,pdb,deployment", "--output=name").split() == ["deployment.apps/digits"]
+    deployment = site.get("deployment", "digits")
     assert [each["name"] for each in deployment["metadata"]["ownerReferences"]] == ["digits"]

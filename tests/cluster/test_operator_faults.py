@@ -14,99 +14,99 @@ import pytest
 from cluster.api import Refused
 from cluster.faults import Faults
 from cluster.faulty_api import Rule
-from cluster.operators import LEASE, Operator, Place
+from cluster.operators import LEASE, Operator, Site
 from cluster.spaces import eventually
 from support.custom_resources import CRDS
 
 WRITES = "POST|PUT|PATCH|DELETE"
 
 
-def test_the_charts_rights_suffice_and_at_rest_nothing_is_written(place: Place) -> None:
+def test_the_charts_rights_suffice_and_at_rest_nothing_is_written(site: Site) -> None:
     """At rest, and when it is started again."""
-    operator = place.start()
+    operator = site.start()
     for name in ("a", "b"):
-        place.model(name, networkPolicy={"enabled": True}, replicas=2)
-    eventually(lambda: place.settled("a", "b"), "the models' status", check=operator.check)
-    children = place.children()
+        site.model(name, networkPolicy={"enabled": True}, replicas=2)
+    eventually(lambda: site.settled("a", "b"), "the models' status", check=operator.check)
+    children = site.children()
     assert Counter(name.partition(" ")[0] for name in children) == {
         "ConfigMap": 2, "ServiceAccount": 2, "Service": 4, "Deployment": 2, "PodDisruptionBudget": 2, "NetworkPolicy": 2
     }  # fmt: skip
-    _at_rest(place)
+    _at_rest(site)
     operator.end()
 
-    place.start().ready()
-    _at_rest(place)
-    assert place.refused() == []
+    site.start().ready()
+    _at_rest(site)
+    assert site.refused() == []
 
 
 @pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
-def test_the_next_operator_completes_the_writes_of_a_killed_one(place: Place, faults: Faults) -> None:
+def test_the_next_operator_completes_the_writes_of_a_killed_one(site: Site, faults: Faults) -> None:
     """O-20. Killed when the k-th write was done and before its answer came; another one goes on."""
-    paths = rf"/namespaces/{place.namespace}/(?!leases)"
-    lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.namespace}/leases/{LEASE}"
-    operator = place.start(faulty=True).ready()
+    paths = rf"/namespaces/{site.namespace}/(?!leases)"
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{site.namespace}/leases/{LEASE}"
+    operator = site.start(faulty=True).ready()
 
     def make_changes(k: int | None) -> bool:
         """A model is made, changed and settles, while the operator is killed at write `k`; whether it came to that."""
         nonlocal operator
-        before = place.writes().total()
+        before = site.writes().total()
         if k is not None:
             lost, stuck = Rule(WRITES, paths, times=1, lose=True), Rule(WRITES, paths, delay_s=1000)
             faults.set_api("pass", Rule(WRITES, paths, times=k), lost, stuck)
         was_killed = False
 
         def is_time() -> bool:
-            return k is not None and not was_killed and place.writes().total() > before + k
+            return k is not None and not was_killed and site.writes().total() > before + k
 
         for replicas in (1, 2):
-            place.model("digits", networkPolicy={"enabled": True}, replicas=replicas)
-            eventually(lambda: is_time() or place.settled("digits"), f"write {k}, or the status", check=operator.check)
+            site.model("digits", networkPolicy={"enabled": True}, replicas=replicas)
+            eventually(lambda: is_time() or site.settled("digits"), f"write {k}, or the status", check=operator.check)
             if is_time():
                 operator.kill()
                 was_killed = True
                 faults.set_api()
                 # Else the next one would wait until it ends.
-                place.own.api.send("DELETE", lease)
-                operator = place.start(faulty=True).ready()
-                eventually(lambda: place.settled("digits"), f"the status after write {k}", check=operator.check)
+                site.own.api.send("DELETE", lease)
+                operator = site.start(faulty=True).ready()
+                eventually(lambda: site.settled("digits"), f"the status after write {k}", check=operator.check)
         return was_killed
 
     make_changes(None)
-    whole = place.children()
+    whole = site.children()
     k, more = 0, True
     while more:
-        place.own.api.send("DELETE", f"{place.models}/digits")
-        eventually(lambda: not place.children(), "the children to go")
+        site.own.api.send("DELETE", f"{site.models}/digits")
+        eventually(lambda: not site.children(), "the children to go")
         more = make_changes(k)
-        assert place.children() == whole, f"killed at write {k}"
+        assert site.children() == whole, f"killed at write {k}"
         k += 1
     assert k > len(whole), "at each of the children's writes, and at some of the status"
 
 
-def test_of_two_operators_the_frozen_one_writes_nothing_and_ends(place: Place) -> None:
+def test_of_two_operators_the_frozen_one_writes_nothing_and_ends(site: Site) -> None:
     """O-30."""
-    first = place.start("operator").ready()
-    second = place.start("second")
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=first.check)
+    first = site.start("operator").ready()
+    second = site.start("second")
+    site.model("digits")
+    eventually(lambda: site.settled("digits"), "the status", check=first.check)
     eventually(lambda: second.probe("readyz") == 200, "the second to stand by", check=second.check)
-    assert (second.leads(), place.writes("second")) == (False, {})
+    assert (second.leads(), site.writes("second")) == (False, {})
 
     first.process.send_signal(signal.SIGSTOP)
-    place.model("digits", replicas=3)
+    site.model("digits", replicas=3)
     begun = time.monotonic()
     eventually(second.leads, "the second to take over", 40)
     assert time.monotonic() - begun > 5, "not before the first one's lease ended"
-    eventually(lambda: place.settled("digits"), "the status", check=second.check)
-    by_first = place.writes("operator")
-    place.model("digits", replicas=4)
+    eventually(lambda: site.settled("digits"), "the status", check=second.check)
+    by_first = site.writes("operator")
+    site.model("digits", replicas=4)
     first.process.send_signal(signal.SIGCONT)
     assert first.process.wait(30) == 3
-    eventually(lambda: place.settled("digits"), "the status", check=second.check)
-    assert place.writes("operator") == by_first
+    eventually(lambda: site.settled("digits"), "the status", check=second.check)
+    assert site.writes("operator") == by_first
     assert second.end() == 0
-    assert place.get("lease", LEASE)["spec"]["holderIdentity"] in (None, "")
+    assert site.get("lease", LEASE)["spec"]["holderIdentity"] in (None, "")
 
 
 OUTAGES = {
@@ -119,18 +119,18 @@ OUTAGES = {
 
 
 @pytest.mark.large
-def test_missing_and_recreated_crds_are_waited_for(place: Place) -> None:
+def test_missing_and_recreated_crds_are_waited_for(site: Site) -> None:
     """O-12."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     names = [crd["metadata"]["name"] for crd in CRDS.values()]
-    whole = [place.own.api.get(f"{path}/{name}") for name in names]
+    whole = [site.own.api.get(f"{path}/{name}") for name in names]
 
     def there() -> list[str]:
-        return [crd["metadata"]["name"] for crd in place.own.api.get(path)["items"]]
+        return [crd["metadata"]["name"] for crd in site.own.api.get(path)["items"]]
 
     def remove() -> None:
         for name in names:
-            place.own.api.send("DELETE", f"{path}/{name}")
+            site.own.api.send("DELETE", f"{path}/{name}")
         eventually(lambda: not {*names} & {*there()}, "the kinds to go")
 
     def put_back() -> None:
@@ -138,17 +138,17 @@ def test_missing_and_recreated_crds_are_waited_for(place: Place) -> None:
         for crd in whole:
             kept = {key: crd["metadata"][key] for key in ("name", "labels", "annotations") if key in crd["metadata"]}
             head = {key: crd[key] for key in ("apiVersion", "kind", "spec")}
-            place.own.api.create(path, {**head, "metadata": kept})
+            site.own.api.create(path, {**head, "metadata": kept})
 
     remove()
     try:
-        operator = place.start()
+        operator = site.start()
         eventually(lambda: "CRDs" in operator.log.read_text(), "it to say what is missing", check=operator.check)
         assert (operator.probe("healthz"), operator.probe("readyz")) == (200, 503)
         put_back()
         operator.ready()
-        place.model("digits")
-        eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+        site.model("digits")
+        eventually(lambda: site.settled("digits"), "the status", check=operator.check)
 
         before = operator.log.read_text().count("CRDs")
         remove()
@@ -156,14 +156,14 @@ def test_missing_and_recreated_crds_are_waited_for(place: Place) -> None:
         assert operator.probe("healthz") == 200
     finally:
         put_back()
-    eventually(lambda: _takes(place, "digits"), "the API server to take models again")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    eventually(lambda: _takes(site, "digits"), "the API server to take models again")
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
     assert operator.end() == 0
 
 
-def _takes(place: Place, name: str) -> bool:
+def _takes(site: Site, name: str) -> bool:
     try:
-        place.model(name)
+        site.model(name)
     except (Refused, OSError):
         return False
     return True
@@ -172,49 +172,49 @@ def _takes(place: Place, name: str) -> bool:
 @pytest.mark.load
 @pytest.mark.parametrize(("mode", "rules"), OUTAGES.values(), ids=OUTAGES.keys())
 def test_the_operator_survives_an_api_server_outage(
-    place: Place, faults: Faults, mode: str, rules: tuple[Rule, ...]
+    site: Site, faults: Faults, mode: str, rules: tuple[Rule, ...]
 ) -> None:
     """O-01, O-02, O-07, O-09, O-11. 25 s, longer than a lease."""
-    _outage(place, faults, mode, rules, 25)
+    _outage(site, faults, mode, rules, 25)
 
 
 @pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
-def test_the_operator_survives_an_outage_of_five_minutes(place: Place, faults: Faults) -> None:
+def test_the_operator_survives_an_outage_of_five_minutes(site: Site, faults: Faults) -> None:
     """O-02."""
-    _outage(place, faults, "pass", (Rule(status=503),), 300)
+    _outage(site, faults, "pass", (Rule(status=503),), 300)
 
 
 @pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
-def test_the_operator_survives_a_frozen_api_server_of_five_minutes(place: Place, faults: Faults) -> None:
+def test_the_operator_survives_a_frozen_api_server_of_five_minutes(site: Site, faults: Faults) -> None:
     """O-02. Its connections stay open and say nothing."""
-    operator = place.start().ready()
-    place.model("before")
-    eventually(lambda: place.settled("before"), "the status", check=operator.check)
+    operator = site.start().ready()
+    site.model("before")
+    eventually(lambda: site.settled("before"), "the status", check=operator.check)
     faults.freeze_program("kube-apiserver")
     _wait_alive(operator, 300)
     assert not operator.leads()
     faults.resume()
-    _goes_on(place, operator)
+    _goes_on(site, operator)
 
 
 @pytest.mark.load
-def test_the_operator_survives_a_restart_of_etcd(place: Place, faults: Faults) -> None:
-    operator = place.start().ready()
-    place.model("before")
-    eventually(lambda: place.settled("before"), "the status", check=operator.check)
+def test_the_operator_survives_a_restart_of_etcd(site: Site, faults: Faults) -> None:
+    operator = site.start().ready()
+    site.model("before")
+    eventually(lambda: site.settled("before"), "the status", check=operator.check)
     faults.restart_program("etcd")
-    _goes_on(place, operator)
+    _goes_on(site, operator)
     assert operator.leads()
 
 
-def _goes_on(place: Place, operator: Operator) -> None:
+def _goes_on(site: Site, operator: Operator) -> None:
     """Soon after all is well again, a new model is known and an old one is changed."""
     back = time.monotonic()
-    eventually(lambda: _takes(place, "after"), "the API server to take models again")
-    place.model("before", replicas=3)
-    eventually(lambda: place.settled("before", "after"), "the status", 60, operator.check)
+    eventually(lambda: _takes(site, "after"), "the API server to take models again")
+    site.model("before", replicas=3)
+    eventually(lambda: site.settled("before", "after"), "the status", 60, operator.check)
     print(f"settled {time.monotonic() - back:.1f} s after all was well again")
 
 
@@ -226,89 +226,89 @@ def _wait_alive(operator: Operator, seconds: float) -> None:
         time.sleep(1)
 
 
-def _outage(place: Place, faults: Faults, mode: str, rules: tuple[Rule, ...], seconds: float) -> None:
-    operator = place.start(faulty=True).ready()
-    place.model("before")
-    eventually(lambda: place.settled("before"), "the status", check=operator.check)
+def _outage(site: Site, faults: Faults, mode: str, rules: tuple[Rule, ...], seconds: float) -> None:
+    operator = site.start(faulty=True).ready()
+    site.model("before")
+    eventually(lambda: site.settled("before"), "the status", check=operator.check)
     faults.set_api(mode, *rules)
-    place.model("meanwhile")
-    place.kubectl("delete", "inferencemodel", "before")
+    site.model("meanwhile")
+    site.kubectl("delete", "inferencemodel", "before")
     _wait_alive(operator, seconds)
     assert not operator.leads()
     faults.set_api()
     back = time.monotonic()
-    eventually(lambda: place.settled("meanwhile"), "the new model", check=operator.check)
+    eventually(lambda: site.settled("meanwhile"), "the new model", check=operator.check)
     print(f"settled {time.monotonic() - back:.1f} s after the API server was back")
-    place.model("after")
-    eventually(lambda: place.settled("after"), "the watches", check=operator.check)
-    eventually(lambda: all(" before" not in name for name in place.children()), "what was deleted to go")
+    site.model("after")
+    eventually(lambda: site.settled("after"), "the watches", check=operator.check)
+    eventually(lambda: all(" before" not in name for name in site.children()), "what was deleted to go")
 
 
 @pytest.mark.load
-def test_slow_answers_create_nothing_twice(place: Place, faults: Faults) -> None:
+def test_slow_answers_create_nothing_twice(site: Site, faults: Faults) -> None:
     """O-08."""
-    operator = place.start(faulty=True).ready()
+    operator = site.start(faulty=True).ready()
     faults.set_api("pass", Rule("PATCH", delay_s=3.0))
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    assert place.writes() == {
+    site.model("digits")
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
+    assert site.writes() == {
         "patch configmaps 201": 1, "patch serviceaccounts 201": 1, "patch services 201": 2, "patch deployments 201": 1,
-        "patch inferencemodels 200": place.writes()["patch inferencemodels 200"],
+        "patch inferencemodels 200": site.writes()["patch inferencemodels 200"],
     }  # fmt: skip
 
 
 @pytest.mark.large
-def test_deletion_leaves_nothing_and_recreates_nothing(place: Place) -> None:
+def test_deletion_leaves_nothing_and_recreates_nothing(site: Site) -> None:
     """O-40, O-41: with an operator, and without one."""
-    operator = place.start().ready()
+    operator = site.start().ready()
     for name in ("first", "second"):
-        place.model(name)
-    eventually(lambda: place.settled("first", "second"), "the status", check=operator.check)
-    place.kubectl("delete", "inferencemodel", "first", "--cascade=foreground", "--timeout=60s")
-    eventually(lambda: not _of(place, "first"), "nothing to be left", 60)
-    written = place.writes()
+        site.model(name)
+    eventually(lambda: site.settled("first", "second"), "the status", check=operator.check)
+    site.kubectl("delete", "inferencemodel", "first", "--cascade=foreground", "--timeout=60s")
+    eventually(lambda: not _of(site, "first"), "nothing to be left", 60)
+    written = site.writes()
     time.sleep(3)  # nothing comes again
-    assert (_of(place, "first"), place.writes()) == (set(), written)
+    assert (_of(site, "first"), site.writes()) == (set(), written)
 
     operator.end()
-    place.kubectl("delete", "inferencemodel", "second", "--timeout=60s")
-    eventually(lambda: not place.children(), "nothing to be left", 60)
+    site.kubectl("delete", "inferencemodel", "second", "--timeout=60s")
+    eventually(lambda: not site.children(), "nothing to be left", 60)
 
 
-def _of(place: Place, model: str) -> set[str]:
-    return {name for name, child in place.children().items() if child["labels"]["halimede.dev/model"] == model}
+def _of(site: Site, model: str) -> set[str]:
+    return {name for name, child in site.children().items() if child["labels"]["halimede.dev/model"] == model}
 
 
 @pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
-def test_two_hundred_models_at_rest_cost_no_write(place: Place) -> None:
-    operator = place.start().ready()
+def test_two_hundred_models_at_rest_cost_no_write(site: Site) -> None:
+    operator = site.start().ready()
     values = [
         {
             "apiVersion": "halimede.dev/v1alpha1",
             "kind": "InferenceModel",
-            "metadata": {"name": f"m{n}", "namespace": place.namespace},
+            "metadata": {"name": f"m{n}", "namespace": site.namespace},
             "spec": {"model": {"uri": "s3://models/digits"}, "scheduling": {"nodeSelector": {"nowhere": "yes"}}},
         }
         for n in range(200)
     ]
-    place.kubectl(
+    site.kubectl(
         "apply", "--server-side", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": values})
     )
     names = [value["metadata"]["name"] for value in values]
-    eventually(lambda: place.settled(*names), "200 models", 300, operator.check)
-    _at_rest(place, 60)
+    eventually(lambda: site.settled(*names), "200 models", 300, operator.check)
+    _at_rest(site, 60)
 
 
-def _at_rest(place: Place, seconds: float = 3) -> None:
+def _at_rest(site: Site, seconds: float = 3) -> None:
     """Nothing but the lease is written for so long, from when nothing was for a while."""
 
     def quiet() -> bool:
-        before = place.writes()
+        before = site.writes()
         time.sleep(3)
-        return place.writes() == before
+        return site.writes() == before
 
     eventually(quiet, "the operator to come to rest", 120)
-    written = place.writes()
+    written = site.writes()
     time.sleep(seconds)
-    assert place.writes() == written
+    assert site.writes() == written

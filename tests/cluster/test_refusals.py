@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.operators import LEASE, Place
+from cluster.operators import LEASE, Site
 from cluster.spaces import eventually
 
 SECONDS_TO_TELL = 10.0
@@ -48,71 +48,71 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def condition_of(place: Place, name: str, kind: str) -> dict[str, Any]:
-    conditions = (place.get("inferencemodel", name).get("status") or {}).get("conditions", ())
+def condition_of(site: Site, name: str, kind: str) -> dict[str, Any]:
+    conditions = (site.get("inferencemodel", name).get("status") or {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
-def test_pod_template_mistakes_are_reported_and_change_no_child(place: Place) -> None:
-    operator = place.start().ready()
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    whole = place.children()
+def test_pod_template_mistakes_are_reported_and_change_no_child(site: Site) -> None:
+    operator = site.start().ready()
+    site.model("digits")
+    eventually(lambda: site.settled("digits"), "the status", check=operator.check)
+    whole = site.children()
     begun = time.monotonic()
     for name, (spec, _) in MISTAKES.items():
-        place.model(name, **spec)
-    place.model("digits", serving={"ports": {"http": 9000}}, **MISTAKES["field"][0])
-    eventually(lambda: place.settled("digits", *MISTAKES), "all to be reported", check=operator.check)
+        site.model(name, **spec)
+    site.model("digits", serving={"ports": {"http": 9000}}, **MISTAKES["field"][0])
+    eventually(lambda: site.settled("digits", *MISTAKES), "all to be reported", check=operator.check)
     assert time.monotonic() < begun + SECONDS_TO_TELL
     for name, message in {
         **{name: text for name, (_, text) in MISTAKES.items()},
         "digits": MISTAKES["field"][1],
     }.items():
-        accepted = condition_of(place, name, "Accepted")
+        accepted = condition_of(site, name, "Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
         assert message in accepted["message"]
-    assert place.children() == whole
+    assert site.children() == whole
 
     # Once each, and once more where a child was news.
-    assert place.writes()["patch deployments 500"] <= 2 * 4
-    place.model("field", podTemplate=server(imagePullPolicy="Never"))
-    eventually(lambda: "Deployment field" in place.children(), "the children", SECONDS_TO_TELL, operator.check)
+    assert site.writes()["patch deployments 500"] <= 2 * 4
+    site.model("field", podTemplate=server(imagePullPolicy="Never"))
+    eventually(lambda: "Deployment field" in site.children(), "the children", SECONDS_TO_TELL, operator.check)
 
 
 @pytest.mark.large
-def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -> None:
+def test_taken_names_are_reported_and_retried_within_ten_seconds(site: Site) -> None:
     """And `delete --cascade=foreground` waits for the children."""
-    operator = place.start().ready()
-    place.kubectl("create", "service", "clusterip", "twice", "--tcp=80:80")
+    operator = site.start().ready()
+    site.kubectl("create", "service", "clusterip", "twice", "--tcp=80:80")
     for name in ("x", "twice"):
-        place.model(name)
-    eventually(lambda: place.settled("x", "twice"), "the status", check=operator.check)
-    place.model("x-pods")
-    eventually(lambda: place.settled("x-pods"), "the status", check=operator.check)
-    messages = {name: condition_of(place, name, "Accepted")["message"] for name in ("twice", "x-pods")}
+        site.model(name)
+    eventually(lambda: site.settled("x", "twice"), "the status", check=operator.check)
+    site.model("x-pods")
+    eventually(lambda: site.settled("x-pods"), "the status", check=operator.check)
+    messages = {name: condition_of(site, name, "Accepted")["message"] for name in ("twice", "x-pods")}
     assert "Service twice exists and belongs to somebody else" in messages["twice"]
     assert "Service x-pods exists and belongs to InferenceModel x" in messages["x-pods"]
-    assert not [name for name in place.children() if name.endswith((" x-pods-pods", "Deployment x-pods"))]
+    assert not [name for name in site.children() if name.endswith((" x-pods-pods", "Deployment x-pods"))]
 
     def asked() -> int:
         return sum(
-            entry["verb"] == "get" and entry["requestURI"].endswith("/services/twice") for entry in place.audited()
+            entry["verb"] == "get" and entry["requestURI"].endswith("/services/twice") for entry in site.audited()
         )
 
     # One GET for each look at the name that is taken.
     before, begun = asked(), time.monotonic()
-    config_map = next(name for name in place.children() if name.startswith("ConfigMap x-config"))
+    config_map = next(name for name in site.children() if name.startswith("ConfigMap x-config"))
     held = ("patch", "configmap", config_map.partition(" ")[2], "--type=merge")
-    place.kubectl(*held, '--patch={"metadata":{"finalizers":["example.com/held"]}}')
-    place.kubectl("delete", "inferencemodel", "x", "--cascade=foreground", "--wait=false")
-    eventually(lambda: "Deployment x" not in place.children(), "its Deployment to go")
+    site.kubectl(*held, '--patch={"metadata":{"finalizers":["example.com/held"]}}')
+    site.kubectl("delete", "inferencemodel", "x", "--cascade=foreground", "--wait=false")
+    eventually(lambda: "Deployment x" not in site.children(), "its Deployment to go")
     time.sleep(2)  # longer than it takes where nothing is waited for
-    assert place.get("inferencemodel", "x")["metadata"]["finalizers"] == ["foregroundDeletion"]
-    place.kubectl("delete", "service", "twice")
-    place.kubectl(*held, '--patch={"metadata":{"finalizers":null}}')
+    assert site.get("inferencemodel", "x")["metadata"]["finalizers"] == ["foregroundDeletion"]
+    site.kubectl("delete", "service", "twice")
+    site.kubectl(*held, '--patch={"metadata":{"finalizers":null}}')
     for name in ("twice", "x-pods"):
         eventually(
-            lambda name=name: f"Deployment {name}" in place.children(),
+            lambda name=name: f"Deployment {name}" in site.children(),
             f"{name} to be made",
             SECONDS_TO_TELL,
             operator.check,
@@ -134,62 +134,62 @@ SECONDS_TO_TRY_AGAIN = 40.0
 
 
 @pytest.mark.large
-def test_refused_pods_have_a_cause_and_are_tried_again_after_its_repair(place: Place) -> None:
-    place.kubectl("label", "namespace", place.namespace, "pod-security.kubernetes.io/enforce=baseline")
-    api = f"/api/v1/namespaces/{place.namespace}"
-    place.own.api.create(f"{api}/limitranges", {"metadata": {"name": "limits"}, **LIMITS})
-    place.own.api.create(f"{api}/resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
-    operator = place.start().ready()
+def test_refused_pods_have_a_cause_and_are_tried_again_after_its_repair(site: Site) -> None:
+    site.kubectl("label", "namespace", site.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    api = f"/api/v1/namespaces/{site.namespace}"
+    site.own.api.create(f"{api}/limitranges", {"metadata": {"name": "limits"}, **LIMITS})
+    site.own.api.create(f"{api}/resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    operator = site.start().ready()
     begun = time.monotonic()
     for name, (spec, _, _) in REFUSED_PODS.items():
-        place.model(name, suspend=False, **spec)
+        site.model(name, suspend=False, **spec)
     for name, (_, reason, words) in REFUSED_PODS.items():
 
         def is_told(name: str = name, reason: str = reason, words: str = words) -> bool:
-            ready = condition_of(place, name, "Ready")
+            ready = condition_of(site, name, "Ready")
             return ready.get("reason") == reason and words in ready["message"]
 
         try:
             eventually(is_told, f"{name} to be {reason}: {words}", 60, operator.check)
         except AssertionError as error:
-            error.add_note(str(condition_of(place, name, "Ready")))
+            error.add_note(str(condition_of(site, name, "Ready")))
             raise
 
     time.sleep(max(0.0, begun + LONG_WAIT_S - time.monotonic()))
-    place.kubectl("patch", "resourcequota", "none", '--patch={"spec":{"hard":{"pods":"9"}}}')
-    eventually(lambda: "quota" in _models_with_pods(place), "the pod", SECONDS_TO_TRY_AGAIN, operator.check)
-    assert _models_with_pods(place) == {"quota"}
+    site.kubectl("patch", "resourcequota", "none", '--patch={"spec":{"hard":{"pods":"9"}}}')
+    eventually(lambda: "quota" in _models_with_pods(site), "the pod", SECONDS_TO_TRY_AGAIN, operator.check)
+    assert _models_with_pods(site) == {"quota"}
 
 
-def _models_with_pods(place: Place) -> set[str]:
-    pods = place.own.api.get(f"/api/v1/namespaces/{place.namespace}/pods")["items"]
+def _models_with_pods(site: Site) -> set[str]:
+    pods = site.own.api.get(f"/api/v1/namespaces/{site.namespace}/pods")["items"]
     return {pod["metadata"]["labels"]["halimede.dev/model"] for pod in pods}
 
 
 @pytest.mark.large
-def test_another_releases_operator_writes_only_after_the_first_is_gone(place: Place) -> None:
-    first = place.start().ready()
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=first.check)
+def test_another_releases_operator_writes_only_after_the_first_is_gone(site: Site) -> None:
+    first = site.start().ready()
+    site.model("digits")
+    eventually(lambda: site.settled("digits"), "the status", check=first.check)
     rights = ("--verb=update", "--resource=leases", "--resource-name=other")
-    place.kubectl("create", "role", "other", *rights)
-    place.kubectl("create", "rolebinding", "other", "--role=other", f"--serviceaccount={place.namespace}:second")
-    second = place.start("second", lease="other").ready()
+    site.kubectl("create", "role", "other", *rights)
+    site.kubectl("create", "rolebinding", "other", "--role=other", f"--serviceaccount={site.namespace}:second")
+    second = site.start("second", lease="other").ready()
     left = "halimede_operator_objects_of_others"
     eventually(lambda: second.metric(left) == 1, "the second to notice", SECONDS_TO_TELL, second.check)
-    place.model("digits", replicas=3)
-    place.model("new")
-    eventually(lambda: place.settled("digits", "new"), "the status", check=first.check)
+    site.model("digits", replicas=3)
+    site.model("new")
+    eventually(lambda: site.settled("digits", "new"), "the status", check=first.check)
     eventually(lambda: second.metric(left) == 2, "the second to leave both", SECONDS_TO_TELL, second.check)
-    assert place.writes("second") == {"create events 201": 2}
-    events = json.loads(place.kubectl("get", "events", "--field-selector=reason=OtherOperator", "--output=json"))
+    assert site.writes("second") == {"create events 201": 2}
+    events = json.loads(site.kubectl("get", "events", "--field-selector=reason=OtherOperator", "--output=json"))
     assert {event["involvedObject"]["name"] for event in events["items"]} == {"digits", "new"}
-    mark = f"{place.namespace}/{LEASE}"
+    mark = f"{site.namespace}/{LEASE}"
     assert all(mark in event["message"] for event in events["items"])
     assert second.log.read_text().count(mark) == 2
 
     # As `helm uninstall` leaves it.
     first.end()
-    place.kubectl("delete", "lease", LEASE)
+    site.kubectl("delete", "lease", LEASE)
     eventually(lambda: second.metric(left) == 0, "the second to take over", 30, second.check)
-    assert place.get("inferencemodel", "digits")["status"]["operator"] == f"{place.namespace}/other"
+    assert site.get("inferencemodel", "digits")["status"]["operator"] == f"{site.namespace}/other"

@@ -8,7 +8,7 @@ import pytest
 from cluster import resources
 from cluster.fake_nodes import MARK
 from cluster.metrics import PlayedMetrics
-from cluster.operators import Operator, Place
+from cluster.operators import Operator, Site
 from cluster.spaces import eventually
 
 NOWHERE = {"nodeSelector": {"nowhere": "yes"}}
@@ -16,64 +16,64 @@ ON_FAKE_NODES = {"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "
 AT_ONCE = {"scaleUp": {"stabilizationWindowSeconds": 0}}
 
 
-def scaled(place: Place, **spec: Any) -> None:
-    place.model("digits", suspend=False, scheduling=NOWHERE, **spec)
+def scaled(site: Site, **spec: Any) -> None:
+    site.model("digits", suspend=False, scheduling=NOWHERE, **spec)
 
 
-def numbers_since(place: Place, version: str) -> list[int]:
+def numbers_since(site: Site, version: str) -> list[int]:
     """The replicas that the Deployment asked for since a version, without repetitions."""
-    path = f"/apis/apps/v1/namespaces/{place.namespace}/deployments?watch=1&resourceVersion={version}&timeoutSeconds=1"
-    events = [json.loads(line) for line in place.own.api.send("GET", path).splitlines()]
+    path = f"/apis/apps/v1/namespaces/{site.namespace}/deployments?watch=1&resourceVersion={version}&timeoutSeconds=1"
+    events = [json.loads(line) for line in site.own.api.send("GET", path).splitlines()]
     found = [event["object"]["spec"]["replicas"] for event in events]
     return [number for i, number in enumerate(found) if i == 0 or number != found[i - 1]]
 
 
-def deployment(place: Place) -> dict[str, Any]:
-    return place.get("deployment", "digits")
+def deployment(site: Site) -> dict[str, Any]:
+    return site.get("deployment", "digits")
 
 
-def replicas(place: Place) -> int:
-    number: int = deployment(place)["spec"]["replicas"]
+def replicas(site: Site) -> int:
+    number: int = deployment(site)["spec"]["replicas"]
     return number
 
 
-def hpas(place: Place) -> set[str]:
-    return resources.names(place.own.api, place.namespace, "hpa")
+def hpas(site: Site) -> set[str]:
+    return resources.names(site.own.api, site.namespace, "hpa")
 
 
-def settled(place: Place, operator: Operator) -> None:
-    eventually(lambda: place.settled("digits"), "the status", 30, operator.check)
+def settled(site: Site, operator: Operator) -> None:
+    eventually(lambda: site.settled("digits"), "the status", 30, operator.check)
 
 
-def test_replicas_are_handed_over_and_back_without_another_number(place: Place) -> None:
-    operator = place.start().ready()
-    scaled(place, replicas=3)
-    settled(place, operator)
-    begun = deployment(place)["metadata"]["resourceVersion"]
+def test_replicas_are_handed_over_and_back_without_another_number(site: Site) -> None:
+    operator = site.start().ready()
+    scaled(site, replicas=3)
+    settled(site, operator)
+    begun = deployment(site)["metadata"]["resourceVersion"]
 
-    scaled(place, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2})
-    settled(place, operator)
-    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
-    place.kubectl("annotate", "deployment", "digits", "mark=1")
-    assert numbers_since(place, begun) == [3]
+    scaled(site, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2})
+    settled(site, operator)
+    eventually(lambda: hpas(site), "an HPA", 30, operator.check)
+    site.kubectl("annotate", "deployment", "digits", "mark=1")
+    assert numbers_since(site, begun) == [3]
 
     # Another number by hand stays, also when the operator applies another template.
-    place.kubectl("scale", "deployment", "digits", "--replicas=5")
-    scaled(place, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2}, env=[{"name": "A", "value": "1"}])
-    settled(place, operator)
-    eventually(lambda: '"A"' in json.dumps(deployment(place)), "another template", 30, operator.check)
-    assert numbers_since(place, begun) == [3, 5]
+    site.kubectl("scale", "deployment", "digits", "--replicas=5")
+    scaled(site, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2}, env=[{"name": "A", "value": "1"}])
+    settled(site, operator)
+    eventually(lambda: '"A"' in json.dumps(deployment(site)), "another template", 30, operator.check)
+    assert numbers_since(site, begun) == [3, 5]
 
     # The scaler goes first, then the spec's number is applied.
-    scaled(place, replicas=3)
-    eventually(lambda: replicas(place) == 3, "the spec's replicas", 30, operator.check)
-    assert hpas(place) == set()
-    assert numbers_since(place, begun) == [3, 5, 3]
+    scaled(site, replicas=3)
+    eventually(lambda: replicas(site) == 3, "the spec's replicas", 30, operator.check)
+    assert hpas(site) == set()
+    assert numbers_since(site, begun) == [3, 5, 3]
     eventually(
         lambda: (
             not any(
                 each["type"] == "AutoscalingActive"
-                for each in place.get("inferencemodel", "digits")["status"]["conditions"]
+                for each in site.get("inferencemodel", "digits")["status"]["conditions"]
             )
         ),
         "the condition gone",
@@ -82,30 +82,30 @@ def test_replicas_are_handed_over_and_back_without_another_number(place: Place) 
     )
 
 
-def test_suspend_wins_and_the_object_comes_back_with_min_replicas(place: Place) -> None:
-    operator = place.start().ready()
+def test_suspend_wins_and_the_object_comes_back_with_min_replicas(site: Site) -> None:
+    operator = site.start().ready()
     autoscaling = {"maxReplicas": 6, "minReplicas": 2}
-    scaled(place, autoscaling=autoscaling)
-    settled(place, operator)
-    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
-    assert replicas(place) == 2
-    begun = deployment(place)["metadata"]["resourceVersion"]
+    scaled(site, autoscaling=autoscaling)
+    settled(site, operator)
+    eventually(lambda: hpas(site), "an HPA", 30, operator.check)
+    assert replicas(site) == 2
+    begun = deployment(site)["metadata"]["resourceVersion"]
 
-    place.model("digits", suspend=True, scheduling=NOWHERE, autoscaling=autoscaling)
-    eventually(lambda: replicas(place) == 0, "no replicas", 30, operator.check)
-    assert hpas(place) == set()
-    scaled(place, autoscaling=autoscaling)
-    eventually(lambda: hpas(place), "the HPA again", 30, operator.check)
-    assert numbers_since(place, begun)[-2:] == [0, 2]
+    site.model("digits", suspend=True, scheduling=NOWHERE, autoscaling=autoscaling)
+    eventually(lambda: replicas(site) == 0, "no replicas", 30, operator.check)
+    assert hpas(site) == set()
+    scaled(site, autoscaling=autoscaling)
+    eventually(lambda: hpas(site), "the HPA again", 30, operator.check)
+    assert numbers_since(site, begun)[-2:] == [0, 2]
 
 
 @pytest.mark.large
-def test_condition_quotes_the_hpa_and_rests(place: Place) -> None:
-    operator = place.start().ready()
-    scaled(place, autoscaling={"maxReplicas": 6})
+def test_condition_quotes_the_hpa_and_rests(site: Site) -> None:
+    operator = site.start().ready()
+    scaled(site, autoscaling={"maxReplicas": 6})
 
     def reported() -> dict[str, Any] | None:
-        conditions = (place.get("inferencemodel", "digits").get("status") or {}).get("conditions") or ()
+        conditions = (site.get("inferencemodel", "digits").get("status") or {}).get("conditions") or ()
         found = [each for each in conditions if each["type"] == "AutoscalingActive"]
         return found[0] if found and found[0]["reason"] == "FailedGetPodsMetric" else None
 
@@ -115,16 +115,16 @@ def test_condition_quotes_the_hpa_and_rests(place: Place) -> None:
     assert found is not None
     assert found["status"] == "False"
     assert "halimede_queue_requests" in found["message"]
-    assert replicas(place) == 1
-    before = place.writes()
-    hpa = place.get("hpa", "digits")["metadata"]["resourceVersion"]
-    place.kubectl("annotate", "hpa", "digits", "theirs=1")
-    eventually(lambda: place.get("hpa", "digits")["metadata"]["resourceVersion"] != hpa, "a change", 20)
-    assert place.writes() - before == {}
+    assert replicas(site) == 1
+    before = site.writes()
+    hpa = site.get("hpa", "digits")["metadata"]["resourceVersion"]
+    site.kubectl("annotate", "hpa", "digits", "theirs=1")
+    eventually(lambda: site.get("hpa", "digits")["metadata"]["resourceVersion"] != hpa, "a change", 20)
+    assert site.writes() - before == {}
 
 
 @pytest.mark.large
-def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) -> None:
+def test_another_hpa_of_the_deployment_is_reported_and_left_alone(site: Site) -> None:
     theirs = {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -134,45 +134,45 @@ def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) 
             "maxReplicas": 4,
         },
     }
-    place.kubectl("create", "-f", "-", given=json.dumps(theirs))
-    operator = place.start().ready()
-    scaled(place, autoscaling={"maxReplicas": 6})
-    settled(place, operator)
+    site.kubectl("create", "-f", "-", given=json.dumps(theirs))
+    operator = site.start().ready()
+    scaled(site, autoscaling={"maxReplicas": 6})
+    settled(site, operator)
     accepted = next(
-        each for each in place.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
+        each for each in site.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
     )
     assert (accepted["status"], accepted["reason"]) == ("False", "Conflict")
     assert "HorizontalPodAutoscaler theirs exists" in accepted["message"]
-    assert hpas(place) == {"horizontalpodautoscaler.autoscaling/theirs"}
-    place.kubectl("delete", "hpa", "theirs")
-    eventually(lambda: "digits" in str(hpas(place)), "our HPA", 40, operator.check)
+    assert hpas(site) == {"horizontalpodautoscaler.autoscaling/theirs"}
+    site.kubectl("delete", "hpa", "theirs")
+    eventually(lambda: "digits" in str(hpas(site)), "our HPA", 40, operator.check)
 
 
 @pytest.mark.large
-def test_zero_by_the_hpa_is_used_or_its_refusal_reported(place: Place) -> None:
-    operator = place.start().ready()
-    scaled(place, autoscaling={"maxReplicas": 4, "scaleToZero": {"idleFor": "1m", "zeroBy": "HPA"}})
-    settled(place, operator)
-    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
-    least = place.get("hpa", "digits")["spec"]["minReplicas"]
+def test_zero_by_the_hpa_is_used_or_its_refusal_reported(site: Site) -> None:
+    operator = site.start().ready()
+    scaled(site, autoscaling={"maxReplicas": 4, "scaleToZero": {"idleFor": "1m", "zeroBy": "HPA"}})
+    settled(site, operator)
+    eventually(lambda: hpas(site), "an HPA", 30, operator.check)
+    least = site.get("hpa", "digits")["spec"]["minReplicas"]
     if least == 1:
-        before = place.writes()
-        place.kubectl("annotate", "hpa", "digits", "theirs=1")
-        place.kubectl("annotate", "deployment", "digits", "theirs=1")
-        settled(place, operator)
-        refused = {what: count for what, count in (place.writes() - before).items() if "horizontal" in what}
+        before = site.writes()
+        site.kubectl("annotate", "hpa", "digits", "theirs=1")
+        site.kubectl("annotate", "deployment", "digits", "theirs=1")
+        settled(site, operator)
+        refused = {what: count for what, count in (site.writes() - before).items() if "horizontal" in what}
         assert refused == {}
     assert least in (0, 1)
 
 
-def test_the_operators_hpa_follows_played_metrics(place: Place, played_metrics: PlayedMetrics) -> None:
-    own, operator = place.own, place.start().ready()
+def test_the_operators_hpa_follows_played_metrics(site: Site, played_metrics: PlayedMetrics) -> None:
+    own, operator = site.own, site.start().ready()
     own.fake_nodes.add(1)
     try:
-        place.model(
+        site.model(
             "digits", suspend=False, scheduling=ON_FAKE_NODES, autoscaling={"maxReplicas": 5, "behavior": AT_ONCE}
         )
-        pods = f"/api/v1/namespaces/{place.namespace}/pods"
+        pods = f"/api/v1/namespaces/{site.namespace}/pods"
 
         def running() -> list[str]:
             return [
@@ -182,17 +182,17 @@ def test_the_operators_hpa_follows_played_metrics(place: Place, played_metrics: 
             ]
 
         def active() -> dict[str, str]:
-            found = (own.api.get(f"{place.models}/digits").get("status") or {}).get("conditions", [])
+            found = (own.api.get(f"{site.models}/digits").get("status") or {}).get("conditions", [])
             return next((each for each in found if each["type"] == "AutoscalingActive"), {})
 
         first = eventually(running, "the first pod", 30, operator.check)[0]
         # Pods without a value count as 0 when replicas are added.
         both = {"halimede_queue_requests": {first: "11"}, "halimede_instance_busy_ratio": {first: "1"}}
-        played_metrics.play(place.namespace, both)
+        played_metrics.play(site.namespace, both)
         eventually(lambda: len(running()) == 3, "three replicas", 30, operator.check)
         eventually(lambda: active().get("status") == "True", "AutoscalingActive", 30, operator.check)
         # One metric fails, and the other one asks for no fewer replicas: only the message tells it.
-        played_metrics.play(place.namespace, {**both, "halimede_instance_busy_ratio": None})
+        played_metrics.play(site.namespace, {**both, "halimede_instance_busy_ratio": None})
         eventually(
             lambda: "no value of halimede_instance_busy_ratio" in active()["message"],
             "it to be named",
@@ -201,5 +201,5 @@ def test_the_operators_hpa_follows_played_metrics(place: Place, played_metrics: 
         )
         assert active()["status"] == "True"
     finally:
-        place.kubectl("delete", "inferencemodels", "--all")
+        site.kubectl("delete", "inferencemodels", "--all")
         own.fake_nodes.remove()

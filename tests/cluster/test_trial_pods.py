@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster.operators import Place
+from cluster.operators import Site
 from cluster.spaces import eventually
 
 SECONDS_TO_TELL = 20.0
@@ -16,39 +16,37 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 LIMITS = {"metadata": {"name": "limits"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}}
 
 
-def test_old_pods_stay_while_new_ones_would_be_refused(place: Place) -> None:
-    place.kubectl("label", "namespace", place.namespace, "pod-security.kubernetes.io/enforce=baseline")
-    place.own.api.create(f"/api/v1/namespaces/{place.namespace}/limitranges", LIMITS)
-    operator = place.start().ready()
+def test_old_pods_stay_while_new_ones_would_be_refused(site: Site) -> None:
+    site.kubectl("label", "namespace", site.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    site.own.api.create(f"/api/v1/namespaces/{site.namespace}/limitranges", LIMITS)
+    operator = site.start().ready()
     first = {name: {"suspend": False, "rollout": {"policy": "InPlace"}} for name in CHANGES}
     for name, spec in first.items():
-        place.model(name, **spec)
-    old = eventually(
-        lambda: pods if len(pods := pods_of(place)) == len(CHANGES) else None, "pods", check=operator.check
-    )
+        site.model(name, **spec)
+    old = eventually(lambda: pods if len(pods := pods_of(site)) == len(CHANGES) else None, "pods", check=operator.check)
     hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-    place.own.api.create(hooks, webhook(place.namespace))
+    site.own.api.create(hooks, webhook(site.namespace))
     try:
         for name, (change, _) in CHANGES.items():
-            place.model(name, **first[name], **change)
+            site.model(name, **first[name], **change)
         for name, (_, words) in CHANGES.items():
-            eventually(lambda name=name, words=words: is_told(place, name, words), f"{name}: {words}", SECONDS_TO_TELL)
-        assert pods_of(place) == old
+            eventually(lambda name=name, words=words: is_told(site, name, words), f"{name}: {words}", SECONDS_TO_TELL)
+        assert pods_of(site) == old
     finally:
-        place.own.api.send("DELETE", f"{hooks}/{place.namespace}")
+        site.own.api.send("DELETE", f"{hooks}/{site.namespace}")
 
     eventually(
-        lambda: pods_of(place).get("webhook") not in (None, old["webhook"]),
+        lambda: pods_of(site).get("webhook") not in (None, old["webhook"]),
         "the new pod after the repair",
         SECONDS_TO_TRY_AGAIN,
         operator.check,
     )
-    assert pods_of(place).items() >= {name: old[name] for name in CHANGES if name != "webhook"}.items()
+    assert pods_of(site).items() >= {name: old[name] for name in CHANGES if name != "webhook"}.items()
 
 
-def pods_of(place: Place) -> dict[str, str]:
+def pods_of(site: Site) -> dict[str, str]:
     """The names of the pods that are to stay, by model."""
-    pods = place.own.api.get(f"/api/v1/namespaces/{place.namespace}/pods")["items"]
+    pods = site.own.api.get(f"/api/v1/namespaces/{site.namespace}/pods")["items"]
     return {
         pod["metadata"]["labels"]["halimede.dev/model"]: pod["metadata"]["name"]
         for pod in pods
@@ -56,8 +54,8 @@ def pods_of(place: Place) -> dict[str, str]:
     }
 
 
-def is_told(place: Place, name: str, words: str) -> bool:
-    conditions = (place.get("inferencemodel", name).get("status") or {}).get("conditions", ())
+def is_told(site: Site, name: str, words: str) -> bool:
+    conditions = (site.get("inferencemodel", name).get("status") or {}).get("conditions", ())
     return any(
         (each["type"], each["status"], each["reason"]) == ("Accepted", "False", "PodsRefused")
         and words in each["message"]

@@ -225,7 +225,7 @@ def test_batches_do_not_wait_for_their_delay_at_the_end(start: Start, repository
 
 
 def test_a_sequence_in_the_backlog_is_answered_at_the_stop(start: Start, repository: Path) -> None:
-    """Its seat is that of an idle sequence, which would end after a minute."""
+    """Its sequence slot is that of an idle sequence, which would end after a minute."""
     batching = "sequence_batching { oldest { max_candidate_sequences: 1 } max_sequence_idle_microseconds: 60000000 }"
     add_identity(repository, "seq", extra=batching)
     server = start("--model-repository", repository, "--exit-timeout-secs=20")
@@ -390,9 +390,9 @@ def test_stalled_grpc_clients_do_not_hold_the_exit(start: Start, repository: Pat
     """One grants no flow-control credit for its answer, one sends nothing, one sends half a request."""
     add_identity(repository, "quick")
     server = start("--model-repository", repository, "--exit-timeout-secs=60")
-    place = ("127.0.0.1", server.grpc_port)
+    address = ("127.0.0.1", server.grpc_port)
     closed_window = frame(SETTINGS, payload=(4).to_bytes(2, "big") + bytes(4))
-    with H2Client(place) as unread, H2Client(place) as half, socket.create_connection(place):
+    with H2Client(address) as unread, H2Client(address) as half, socket.create_connection(address):
         unread.send(closed_window)
         unread.call("/inference.GRPCInferenceService/ServerLive")
         half.send_data(half.call("/inference.GRPCInferenceService/ModelInfer", None), b"\0\0\0\1\0a", is_end=False)

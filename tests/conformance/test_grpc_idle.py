@@ -55,12 +55,12 @@ def p99(client: H2Client) -> float:
 def test_idle_channels_are_cheap_beside_a_served_model(server: RunningServer, count: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    place = ("127.0.0.1", server.grpc_port)
+    address = ("127.0.0.1", server.grpc_port)
     with ExitStack() as stack:
-        used = stack.enter_context(H2Client(place))
+        used = stack.enter_context(H2Client(address))
         alone = p99(used)
         before = resident_bytes(server)
-        idle = [stack.enter_context(H2Client(place)) for _ in range(count)]
+        idle = [stack.enter_context(H2Client(address)) for _ in range(count)]
         for client in idle:
             call(client)
         kib_each = (resident_bytes(server) - before) / 1024 / count

@@ -47,8 +47,8 @@ Infer = Callable[..., list[float]]
 """Numbers of OUT of a request of a model with a sequence id and flags. Raises InferenceServerException."""
 
 
-def oldest(*, seats: int = 4, idle_us: int = 60_000_000, more: str = "") -> str:
-    strategy = f"oldest {{ max_candidate_sequences: {seats} {more} }}"
+def oldest(*, sequence_slots: int = 4, idle_us: int = 60_000_000, more: str = "") -> str:
+    strategy = f"oldest {{ max_candidate_sequences: {sequence_slots} {more} }}"
     return f"sequence_batching {{ {strategy} max_sequence_idle_microseconds: {idle_us} }}"
 
 
@@ -171,14 +171,14 @@ def test_an_ensemble_passes_sequences_on(stage: Stage, infer: Infer) -> None:
     assert NO_START.format(42, "seq") in refused(infer, "above", 0, 42)
 
 
-@pytest.mark.parametrize("seats", [100, pytest.param(1000, marks=pytest.mark.large)])
-def test_the_seats_of_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer, seats: int) -> None:
-    deploy(stage, "seq", oldest(seats=seats, idle_us=200_000))
+@pytest.mark.parametrize("sequence_slots", [100, pytest.param(1000, marks=pytest.mark.large)])
+def test_the_slots_of_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer, sequence_slots: int) -> None:
+    deploy(stage, "seq", oldest(sequence_slots=sequence_slots, idle_us=200_000))
     server = stage.server
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
 
     def abandon(first: int) -> int:
-        for sequence in range(first, first + seats):
+        for sequence in range(first, first + sequence_slots):
             parameters = {"sequence_id": sequence, "sequence_start": True}
             connection.request("POST", "/v2/models/seq/infer", json.dumps(body(0.0) | {"parameters": parameters}))
             response = connection.getresponse()
@@ -186,10 +186,12 @@ def test_the_seats_of_abandoned_sequences_are_reused(stage: Stage, infer_grpc: I
         return resident_bytes(server)
 
     with closing(connection):
-        memory = [abandon(1 + turn * seats) for turn in range(4)]
+        memory = [abandon(1 + turn * sequence_slots) for turn in range(4)]
     assert memory[-1] - memory[1] < 16 << 20, memory
     wait_until(
-        lambda: NO_START.format(4 * seats, "seq") == tried(infer_grpc, "seq", 4 * seats), "the end of the last", server
+        lambda: NO_START.format(4 * sequence_slots, "seq") == tried(infer_grpc, "seq", 4 * sequence_slots),
+        "the end of the last",
+        server,
     )
 
 
@@ -241,8 +243,8 @@ def test_a_cancelled_request_ends_its_sequence(stage: Stage, infer_grpc: Infer) 
     assert infer_grpc("seq", 0, 42, START)[0] == 1
 
 
-def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_grpc: Infer) -> None:
-    deploy(stage, "seq", oldest(seats=1))
+def test_an_unloaded_model_gives_the_slots_to_the_backlog(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(sequence_slots=1))
     infer_grpc("seq", 0, 1, START)
     waits = [in_background(lambda number=number: infer_grpc("seq", 0, number, START)) for number in (2, 3)]
     wait_until(lambda: pending(stage.server, "seq") == 2, "the backlog", stage.server)
@@ -253,7 +255,7 @@ def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_gr
 
 def test_a_reload_ends_the_open_sequences(stage: Stage, infer: Infer) -> None:
     """The new load has none of the sequences. The old one answers what it has accepted, then its process ends."""
-    deploy(stage, "seq", oldest(seats=2))
+    deploy(stage, "seq", oldest(sequence_slots=2))
     server = stage.server
     (old,) = workers(server, "seq")
     for sequence in (42, 43):
@@ -261,7 +263,7 @@ def test_a_reload_ends_the_open_sequences(stage: Stage, infer: Infer) -> None:
     with over_grpc(server) as other:
         slow = in_background(lambda: other("seq", 1, 42))
         wait_until(lambda: executing(server, "seq") == 1, "the slow request", server)
-        deploy(stage, "seq", oldest(seats=2))
+        deploy(stage, "seq", oldest(sequence_slots=2))
         assert slow.result(30)[:2] == [2, 0]
     for sequence in (42, 43):
         assert refused(infer, "seq", 0, sequence) == NO_START.format(sequence, "seq")
@@ -292,14 +294,14 @@ def test_a_call_into_the_own_sequence_is_refused_at_once(stage: Stage, infer_grp
 
 
 def test_requests_of_several_sequences_share_batches(stage: Stage, infer_grpc: Infer) -> None:
-    deploy(stage, "seq", oldest(seats=8, more="max_queue_delay_microseconds: 2000000"))
+    deploy(stage, "seq", oldest(sequence_slots=8, more="max_queue_delay_microseconds: 2000000"))
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda sequence: infer_grpc("seq", 0, sequence, START), range(1, 5)))
     assert max(answer[2] for answer in answers) > 1
 
 
 def test_sequences_are_whole_if_an_instance_has_more_of_them_than_fit_a_batch(stage: Stage, infer_grpc: Infer) -> None:
-    deploy(stage, "seq", oldest(seats=12), max_batch_size=3)
+    deploy(stage, "seq", oldest(sequence_slots=12), max_batch_size=3)
 
     def play(sequence: int) -> list[float]:
         return [infer_grpc("seq", 0.005, sequence, flags)[0] for flags in (START, 0, 0, 0, 0, END)]

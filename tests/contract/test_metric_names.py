@@ -147,7 +147,7 @@ def server_page() -> bytes:
     """With every kind of series: of a decoupled model with sequences, a GPU and a machine, and of a second model."""
     stats = ModelStats("m", "1", decoupled=True)
     stats.success_count = 5
-    load = Load(queued=2, executing=1, sequences=SequenceCount(open=4, seats=8), in_steps=0)
+    load = Load(queued=2, executing=1, sequences=SequenceCount(open=4, sequence_slots=8), in_steps=0)
     instances = [InstanceSample("m_0", "GPU-0", Busy(0, 0, 0.5))]
     models = [ModelSample(stats, load=load, instances=instances), ModelSample(ModelStats("n", "1"))]
     states = [StateSample("m", "1", ModelReadyState.READY)]

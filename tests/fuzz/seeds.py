@@ -49,26 +49,26 @@ def _message(**changes: object) -> bytes:
 
 _Y = Tensor("y", DataType.FP32, (1, 2), np.ones(2, np.float32).tobytes())
 _S = Tensor("s", DataType.BYTES, (2,), b"\1\0\0\0a\0\0\0\0")
-_PLACED = Tensor("y", DataType.FP32, (5, 1024), bytes(20 << 10))
+_STORED = Tensor("y", DataType.FP32, (5, 1024), bytes(20 << 10))
 _OUTPUTS = {"y": 0, "s": 1}
 
 
-def _place(data: Buffer) -> tuple[int, int] | None:
+def _store(data: Buffer) -> tuple[int, int] | None:
     return (1, 0) if len(data) == 20 << 10 else None
 
 
 def _done(batch: int, replies: list[Reply], wanted: int = 0, retained: tuple[tuple[int, int], ...] = ()) -> bytes:
-    done = encode_done(batch, replies, False, (1, 2, 3), _OUTPUTS, _place, lambda: (wanted, retained))
+    done = encode_done(batch, replies, False, (1, 2, 3), _OUTPUTS, _store, lambda: (wanted, retained))
     return bytes(done)
 
 
 def _response(key: int, reply: Reply, final: bool) -> bytes:
-    return bytes(encode_response(key, reply, final, (4, 5), _OUTPUTS, _place))
+    return bytes(encode_response(key, reply, final, (4, 5), _OUTPUTS, _store))
 
 
 def _infer(number: int, *inputs: Tensor, batch: int = 1, **fields: Any) -> bytes:
     request = InferenceRequest("m", inputs=list(inputs), **fields)
-    return bytes(encode_infer(number, batch, request, _place, lambda: 0))
+    return bytes(encode_infer(number, batch, request, _store, lambda: 0))
 
 
 def _taken(number: int, count: int) -> bytes:
@@ -173,12 +173,12 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "grpc_contents": (_message(raw=True), _message()),
     "worker_frames": (
         b"\x10" + _done(1, [Answer([_Y, _S], {"a": 1, "b": "c"}), InferenceError(ErrorCode.UNAVAILABLE, "no")]),
-        b"\x40" + _done(2, [Answer([_PLACED])], retained=((1, 0),)) + encode_blocks(ChannelFrame.UNUSED, [(1, 0)]),
+        b"\x40" + _done(2, [Answer([_STORED])], retained=((1, 0),)) + encode_blocks(ChannelFrame.UNUSED, [(1, 0)]),
         b"\x80"
         + _done(1, [None, Answer([_Y])], wanted=9)
         + _response(1, Answer([_S]), False)
         + _response(1, None, True),
-        b"\x03" + _response(3, Answer([_PLACED, _S]), True) + _done(2, [None]) + encode_frame(WorkerFrame.READY, b"\1"),
+        b"\x03" + _response(3, Answer([_STORED, _S]), True) + _done(2, [None]) + encode_frame(WorkerFrame.READY, b"\1"),
         b"\x21"
         + json_frame(ChannelFrame.STARTED, {"is_async": False})
         + encode_frame(WorkerFrame.LOG, b"\2hello")
@@ -191,7 +191,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\x19"
         + _infer(1, _Y, _S, id="a", outputs=("y",), parameters={"k": 1}, sequence_id="s", priority=2)
         + _taken(1, 1)
-        + _infer(2, _PLACED, batch=0, sequence_id=7, sequence_start=True)
+        + _infer(2, _STORED, batch=0, sequence_id=7, sequence_start=True)
         + encode_frame(InferenceFrame.CANCEL_CALL, CALL.pack(1))
         + _done(1, [None, None]),
     ),

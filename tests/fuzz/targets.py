@@ -343,7 +343,7 @@ def http_framing(data: bytes) -> None:
 
 OUTPUTS = {"y": DataType.FP32, "s": DataType.BYTES}
 SPEC = WorkerSpec("m", 1, "m_0_0", 0, "CPU", 0, "", "python", "", "{}", "", "")
-PLACED_BYTES = 20 << 10
+STORED_BYTES = 20 << 10
 _LOOP = asyncio.new_event_loop()
 
 
@@ -431,11 +431,11 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     server_end, worker_end = socket.socketpair()
     owner, lost = _Owner(), list[str]()
     owners = Owners(owner, owner, owner, HeldStates())
-    connection = Channel(server_end, SPEC, tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
+    connection = Channel(server_end, SPEC, tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * STORED_BYTES)
 
     async def play() -> None:
         connection.batches.execute([_request(1, 4), _request(2, 4)], 0)
-        connection.batches.execute([_request(3, PLACED_BYTES)], 1)
+        connection.batches.execute([_request(3, STORED_BYTES)], 1)
         for piece in pieces:
             with suppress(BrokenPipeError, ConnectionResetError):
                 worker_end.sendall(piece)

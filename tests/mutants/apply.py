@@ -1,4 +1,4 @@
-"""Finds the line of a mutant again, also after moves of code, and the places where a mutant has effect."""
+"""Finds the line of a mutant again, also after moves of code, and the positions where a mutant has effect."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -11,25 +11,27 @@ Sources = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     file: str
     line: int
     """From 0."""
 
 
-def locate(mutant: Mutant, sources: Sources) -> Place | None:
+def locate(mutant: Mutant, sources: Sources) -> Position | None:
     """Its line: in its symbol; or in a symbol of the same last name, or anywhere, if only one such line exists."""
     if mutant.file in sources:
         lines = [line for line in _lines_of(mutant.symbol, sources[mutant.file]) if line[1] == mutant.text]
         if mutant.index < len(lines):
-            return Place(mutant.file, lines[mutant.index][0])
+            return Position(mutant.file, lines[mutant.index][0])
     last = mutant.symbol.rpartition(".")[2]
     same_name, anywhere = [], []
     for file, source in sources.items():
         if mutant.text in source:
-            same_name += [Place(file, line) for line, text in _lines_of(last, source, ends=True) if text == mutant.text]
+            same_name += [
+                Position(file, line) for line, text in _lines_of(last, source, ends=True) if text == mutant.text
+            ]
             numbered = enumerate(source.splitlines())
-            anywhere += [Place(file, line) for line, text in numbered if text.strip() == mutant.text]
+            anywhere += [Position(file, line) for line, text in numbered if text.strip() == mutant.text]
     for found in (same_name, anywhere):
         if len(found) == 1:
             return found[0]
@@ -68,24 +70,24 @@ def _symbols(body: list[ast.stmt], outer: str) -> Iterator[tuple[str, ast.stmt]]
                     yield from _symbols(handler.body, outer)
 
 
-def effects(mutant: Mutant, place: Place, sources: Sources) -> list[Place]:
+def effects(mutant: Mutant, position: Position, sources: Sources) -> list[Position]:
     """Lines that run when the mutant has an effect: its own, or those that use the constant.
 
     A use outside of functions, such as a default value, stands for all functions of its file.
     """
     if not mutant.symbol.isupper():
-        return [place]
-    module = module_of(place.file)
-    found: list[Place] = []
+        return [position]
+    module = module_of(position.file)
+    found: list[Position] = []
     for file, source in sources.items():
         if mutant.symbol in source:
             tree = ast.parse(source)
-            local = mutant.symbol if file == place.file else _imported_as(tree, module, mutant.symbol)
+            local = mutant.symbol if file == position.file else _imported_as(tree, module, mutant.symbol)
             uses = [node.lineno for node in ast.walk(tree) if _is_use(node, local, mutant.symbol)]
             inside = [line for line in uses if _is_in_function(tree, line)]
             if len(inside) < len(uses):
                 inside = [node.body[0].lineno for node in ast.walk(tree) if isinstance(node, Function)]
-            found += [Place(file, line - 1) for line in inside]
+            found += [Position(file, line - 1) for line in inside]
     return found
 
 

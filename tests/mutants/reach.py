@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants.apply import Place, Sources, effects, mark
+from mutants.apply import Position, Sources, effects, mark
 from mutants.find import Mutant
 from mutants.runs import Runner
 from mutants.tree import say
@@ -120,7 +120,7 @@ def _distance(folder: str) -> tuple[int, str]:
     return NEAREST.index(name) if name in NEAREST else len(NEAREST), folder
 
 
-def measure(runner: Runner, files: list[str], mutants: Mapping[Mutant, Place], stage: Stage) -> Reach:
+def measure(runner: Runner, files: list[str], mutants: Mapping[Mutant, Position], stage: Stage) -> Reach:
     """Run the files in a tree with marks at the mutants."""
     sources = runner.tree.sources()
     reached = runner.folder / "marks"
@@ -137,11 +137,11 @@ def measure(runner: Runner, files: list[str], mutants: Mapping[Mutant, Place], s
     return Reach(seconds, failed, read_marks(reached.read_text(), runner.started()))
 
 
-def marked(sources: Sources, mutants: Mapping[Mutant, Place], started: Path, reached: Path) -> dict[str, str]:
+def marked(sources: Sources, mutants: Mapping[Mutant, Position], started: Path, reached: Path) -> dict[str, str]:
     """The changed files of a tree with marks."""
     wanted: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for mutant, place in mutants.items():
-        for effect in effects(mutant, place, sources):
+    for mutant, position in mutants.items():
+        for effect in effects(mutant, position, sources):
             wanted[effect.file].append((effect.line, mutant.id))
     helper = HELPER.format(started=str(started), marks=str(reached))
     return {file: mark(sources[file], lines, helper) for file, lines in wanted.items()}

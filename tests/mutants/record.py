@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from mutants.apply import Place, effects, locate
+from mutants.apply import Position, effects, locate
 from mutants.find import Mutant
 from mutants.reach import CLUSTER, STAGES, TEST, TEST_ALL, UNIT, Reach, Stage, groups, measure
 from mutants.runs import End, Run, Runner
@@ -60,7 +60,7 @@ class Recorder:
     seconds: dict[str, float]
     """Of tests, without mutants."""
     rows: dict[str, Row] = field(default_factory=dict)
-    places: dict[Mutant, Place] = field(default_factory=dict)
+    positions: dict[Mutant, Position] = field(default_factory=dict)
     _clean: dict[str, bool] = field(default_factory=dict)
     _stage: Stage = STAGES["rest"]
 
@@ -68,8 +68,8 @@ class Recorder:
         self.rows = read(self.path)
         sources = self.runner.tree.sources()
         for mutant in self.mutants:
-            if place := locate(mutant, sources):
-                self.places[mutant] = place
+            if position := locate(mutant, sources):
+                self.positions[mutant] = position
             elif mutant.id not in self.rows:
                 self._write(Row(mutant.id, GONE))
 
@@ -123,7 +123,7 @@ class Recorder:
         unsure = set(row.unsure)
         while True:
             without = unsure | {test for test, passes in self._clean.items() if not passes}
-            with self.runner.tree.mutated(mutant, self.places[mutant]):
+            with self.runner.tree.mutated(mutant, self.positions[mutant]):
                 run = self._run(files, tests, without)
             if run.end is End.PASSED:
                 self._write(replace(row, outcome=SURVIVED, unsure=tuple(sorted(unsure)), ran=ran))
@@ -143,7 +143,7 @@ class Recorder:
             return False
         if run.test.startswith(UNIT) and run.end is not End.TIMEOUT:
             return True
-        with self.runner.tree.mutated(mutant, self.places[mutant]):
+        with self.runner.tree.mutated(mutant, self.positions[mutant]):
             return self._run_alone(run.test).end is not End.PASSED
 
     def _passes_clean(self, test: str) -> bool:
@@ -180,7 +180,7 @@ class Recorder:
             stage = "unit"
         path = self.runner.tree.folder / "reach" / f"{stage}-{files[0].replace('/', '-')}.json"
         measured = Reach.read(path) if path.exists() else Reach({}, [], {})
-        missing = {mutant: self.places[mutant] for mutant in alive if mutant.id not in measured.tests}
+        missing = {mutant: self.positions[mutant] for mutant in alive if mutant.id not in measured.tests}
         if missing:
             new = measure(self.runner, files, missing, self._stage)
             nothing: dict[str, list[str]] = {mutant.id: [] for mutant in missing}
@@ -194,10 +194,12 @@ class Recorder:
         tests = [test for test in self.seconds if test.startswith(CLUSTER)]
         # Those that were never measured are run as files.
         tests += [file for file in files if not any(test.startswith(f"{file}::") for test in tests)]
-        return Reach({}, [], {mutant.id: tests for mutant in alive if self.places[mutant].file.startswith(IN_CLUSTERS)})
+        return Reach(
+            {}, [], {mutant.id: tests for mutant in alive if self.positions[mutant].file.startswith(IN_CLUSTERS)}
+        )
 
     def _alive(self) -> list[Mutant]:
-        return [each for each in self.mutants if each in self.places and self._is_alive(each)]
+        return [each for each in self.mutants if each in self.positions and self._is_alive(each)]
 
     def _is_alive(self, mutant: Mutant) -> bool:
         return self._row(mutant).outcome not in (KILLED, GONE)
@@ -218,9 +220,9 @@ class Recorder:
             say(f"{row.mutant} {row.outcome}: {len(row.ran)} files ran, {len(row.left)} are left")
 
 
-def has_effect_at_import(mutant: Mutant, place: Place, sources: Mapping[str, str]) -> bool:
+def has_effect_at_import(mutant: Mutant, position: Position, sources: Mapping[str, str]) -> bool:
     """Whether a constant is used outside of functions; then too many tests would reach it."""
-    return mutant.symbol.isupper() and len(effects(mutant, place, sources)) > 8
+    return mutant.symbol.isupper() and len(effects(mutant, position, sources)) > 8
 
 
 def compacted(rows: Iterable[Row]) -> str:

@@ -46,14 +46,14 @@ def draw_command(commit: str) -> None:
     sources = tree.sources()
 
     def is_usable(mutant: Mutant) -> bool:
-        place = locate(mutant, sources)
-        if place is None or has_effect_at_import(mutant, place, sources):
+        position = locate(mutant, sources)
+        if position is None or has_effect_at_import(mutant, position, sources):
             return False
         try:
-            compile(tree.mutated_text(mutant, place), mutant.file, "exec")
+            compile(tree.mutated_text(mutant, position), mutant.file, "exec")
         except SyntaxError:
             return False
-        with tree.mutated(mutant, place):
+        with tree.mutated(mutant, position):
             usable = tree.imports(module_of(mutant.file))
         say(f"{'drawn' if usable else 'fails at import'}: {mutant.kind}: {describe(mutant)}")
         return usable

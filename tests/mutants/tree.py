@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mutants.apply import Place, apply
+from mutants.apply import Position, apply
 from mutants.find import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +73,12 @@ class Tree:
                 compiled.unlink()
 
     @contextmanager
-    def mutated(self, mutant: Mutant, place: Place) -> Iterator[None]:
-        with self.changed({place.file: self.mutated_text(mutant, place)}):
+    def mutated(self, mutant: Mutant, position: Position) -> Iterator[None]:
+        with self.changed({position.file: self.mutated_text(mutant, position)}):
             yield
 
-    def mutated_text(self, mutant: Mutant, place: Place) -> str:
-        return apply(mutant, (self.root / place.file).read_text(), place.line)
+    def mutated_text(self, mutant: Mutant, position: Position) -> str:
+        return apply(mutant, (self.root / position.file).read_text(), position.line)
 
     def imports(self, module: str) -> bool:
         done = subprocess.run(

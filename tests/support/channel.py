@@ -284,19 +284,19 @@ def done_frame(
     batch: int,
     replies: list[Reply],
     *,
-    place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None,
+    store: Callable[[Buffer], tuple[int, int] | None] = lambda _: None,
     wanted: int = 0,
     retained: Sequence[tuple[int, int]] = (),
 ) -> Buffer:
     positions = {name: at for at, name in enumerate(OUTPUTS)}
-    return encode_done(batch, replies, False, (1, 2, 3), positions, place, lambda: (wanted, retained))
+    return encode_done(batch, replies, False, (1, 2, 3), positions, store, lambda: (wanted, retained))
 
 
 def response_frame(
-    key: int, reply: Reply, *, final: bool = False, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None
+    key: int, reply: Reply, *, final: bool = False, store: Callable[[Buffer], tuple[int, int] | None] = lambda _: None
 ) -> Buffer:
     positions = {name: at for at, name in enumerate(OUTPUTS)}
-    return encode_response(key, reply, final, (1, 2), positions, place)
+    return encode_response(key, reply, final, (1, 2), positions, store)
 
 
 @dataclass

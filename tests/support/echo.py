@@ -117,7 +117,7 @@ class RunningEcho(LoopThread):
         self.service: Echo = self.call(lambda: Echo(self.log.append, limits, tls, totals))
         self.port = self.service.port
         sockets = sockets or bind("127.0.0.1", 0, "Echo")
-        self.place = ("127.0.0.1", bound_port(sockets))
+        self.address = ("127.0.0.1", bound_port(sockets))
         self.call(lambda: self.port.serve(sockets))
 
     def another_port(self) -> Port:
@@ -125,7 +125,7 @@ class RunningEcho(LoopThread):
         return Echo(self.log.append, PortLimits(), None).port
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.place, timeout=20)
+        return socket.create_connection(self.address, timeout=20)
 
     def use(self) -> socket.socket:
         """A connection that is served."""

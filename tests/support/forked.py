@@ -32,7 +32,7 @@ SERVER = (
     "encodings.idna",
     "halimede.app",
     "halimede.cli",
-    "halimede.backend_kit.kit",
+    "halimede.conformance_kit.kit",
     "halimede.backends.identity",
     "halimede.backends.onnxruntime.backend",
     "halimede.commands.check",

@@ -34,12 +34,12 @@ TYPES = [each for each in DataType if each is not DataType.INVALID]
 class Shelf:
     """Fake shared memory: blocks by segment and offset."""
 
-    def __init__(self, placed: bool) -> None:
-        self._placed = placed
+    def __init__(self, stores: bool) -> None:
+        self._stores = stores
         self.blocks: dict[tuple[int, int], bytes] = {}
 
-    def place(self, data: Buffer) -> tuple[int, int] | None:
-        if not self._placed:
+    def store(self, data: Buffer) -> tuple[int, int] | None:
+        if not self._stores:
             return None
         block = 1 + len(self.blocks) % 3, 64 * len(self.blocks)
         self.blocks[block] = bytes(data)
@@ -96,7 +96,7 @@ REQUESTS = st.builds(
     sequence_end=st.booleans(),
 )
 U32 = st.integers(0, 2**32 - 1)
-ITEMS = st.builds(BatchItem, st.integers(0, 2**64 - 1), REQUESTS, U32, st.just(False), seat=U32)
+ITEMS = st.builds(BatchItem, st.integers(0, 2**64 - 1), REQUESTS, U32, st.just(False), sequence_slot=U32)
 ERRORS = st.builds(InferenceError, st.sampled_from(list(ErrorCode)), text(max_size=50))
 REPLIES = st.one_of(st.builds(Answer, tensors(OUTPUTS), PARAMETERS), ERRORS, st.none())
 BATCH_REPLIES = REPLIES | st.just(RESCHEDULED)
@@ -148,7 +148,7 @@ def request(**fields: Any) -> BatchItem:
 
 def done_frame(replies: list[BatchReply], shelf: Shelf | None = None) -> Buffer:
     shelf = shelf or Shelf(False)
-    return encode_done(1, replies, False, (1, 2, 3), OUT, shelf.place, lambda: (0, ()))
+    return encode_done(1, replies, False, (1, 2, 3), OUT, shelf.store, lambda: (0, ()))
 
 
 def decoded(frame: Buffer, shelf: Shelf | None = None) -> Done:

@@ -31,11 +31,11 @@ def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] =
 
 
 def infer(
-    number: int, *sizes: int, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None, wanted: int = 0
+    number: int, *sizes: int, store: Callable[[Buffer], tuple[int, int] | None] = lambda _: None, wanted: int = 0
 ) -> bytes:
     """A worker's request for an inference of another model."""
     request = InferenceRequest("other", inputs=[tensor(f"x{at}", size) for at, size in enumerate(sizes)])
-    return bytes(encode_infer(number, 0, request, place, lambda: wanted))
+    return bytes(encode_infer(number, 0, request, store, lambda: wanted))
 
 
 def taken(number: int, count: int) -> bytes:

@@ -96,7 +96,7 @@ class PlayedProcess:
     def ask_cancel(self, key: int) -> None:
         self.asked_to_cancel.append(key)
 
-    def forget(self, seat: int) -> None:
+    def forget(self, sequence_slot: int) -> None:
         """No effect: there are no states."""
 
     def acknowledge(self, key: int, responses: int) -> None:

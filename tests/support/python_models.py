@@ -28,7 +28,7 @@ class Hosted:
     key: int
     request: InferenceRequest
     rows: int = 1
-    seat: int = 0
+    sequence_slot: int = 0
 
 
 class FakeCall:
@@ -86,7 +86,7 @@ class FakeHost:
         with self._lock:
             self.answers.append((request.key, reply, final))
 
-    def log(self, level: str, message: str, place: str = "") -> None:
+    def log(self, level: str, message: str, origin: str = "") -> None:
         self.logs.append((level, message))
 
     def call(self, call: ServiceCall[Any]) -> Any:

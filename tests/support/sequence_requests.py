@@ -24,12 +24,14 @@ def in_sequence(
     )
 
 
-def direct(seats: int = 2, *, delay_ns: int = 0, utilization: float = 0.0, idle_ns: int = 10**9) -> SequencePolicy:
-    return SequencePolicy(MODEL, seats, seats, DirectPolicy(delay_ns, utilization), idle_ns)
+def direct(
+    sequence_slots: int = 2, *, delay_ns: int = 0, utilization: float = 0.0, idle_ns: int = 10**9
+) -> SequencePolicy:
+    return SequencePolicy(MODEL, sequence_slots, sequence_slots, DirectPolicy(delay_ns, utilization), idle_ns)
 
 
 def oldest(
-    seats: int = 6,
+    sequence_slots: int = 6,
     max_batch_size: int = 4,
     *,
     preferred: tuple[int, ...] = (),
@@ -38,4 +40,4 @@ def oldest(
     iterative: bool = False,
 ) -> SequencePolicy:
     strategy = oldest_policy(max_batch_size, preferred, delay_ns)
-    return SequencePolicy(MODEL, max_batch_size, seats, strategy, idle_ns, iterative=iterative)
+    return SequencePolicy(MODEL, max_batch_size, sequence_slots, strategy, idle_ns, iterative=iterative)

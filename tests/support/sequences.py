@@ -72,7 +72,7 @@ def sequences_of(
 
 def item(
     key: int,
-    seat: int,
+    sequence_slot: int,
     value: Any = 0.0,
     *,
     identity: int | str = 7,
@@ -96,7 +96,7 @@ def item(
         ),
         1,
         False,
-        seat=seat,
+        sequence_slot=sequence_slot,
     )
 
 

@@ -21,17 +21,17 @@ from halimede.core.types.statistics import FailureReason
 
 @dataclass(slots=True, eq=False)
 class Slow:
-    """A sequence. `offered` is when its first request came to the queue of the oldest strategy."""
+    """A sequence. `eligible_since` is when its first request came to the queue of the oldest strategy."""
 
     correlation: int | str
     requests: list[tuple[Pending, int]] = field(default_factory=list)
     running: Pending | None = None
-    place: tuple[Slot, int] | None = None
-    seated: int = 0
+    held_slot: tuple[Slot, int] | None = None
+    assigned: int = 0
     is_open: bool = True
     is_lost: bool = False
     is_closed: bool = False
-    offered: int | None = None
+    eligible_since: int | None = None
     expires: tuple[int, int] | None = None
     idle_at: int | None = None
 
@@ -43,13 +43,13 @@ class SlowSequences:
         self.busy: dict[Slot, list[Slow]] = {}
         self.live: list[Slow] = []
         """All sequences, those in the backlog in its order."""
-        self.rested: list[Slow] = []
+        self.finished: list[Slow] = []
         self.due: list[Action] = []
         self.order: list[int] = []
         """The keys of the queued requests, in the order in which they were queued."""
         self.serial = 0
         self.arrived: dict[int, int] = {}
-        self.offers: list[Slow] = []
+        self.eligible: list[Slow] = []
         """In the order of the offers."""
 
     @property
@@ -73,8 +73,8 @@ class SlowSequences:
             found = Slow(pending.correlation)
             waits = bool(self.backlog())
             self.live.append(found)
-            if not waits and (place := self.free_place()):
-                self.seat(found, place)
+            if not waits and (held_slot := self.free_slot()):
+                self.assign(found, held_slot)
         elif pending.sequence_start:
             self.due.append(Warn(conflict(pending.correlation, self.policy)))
         found.requests.append((pending, now))
@@ -83,54 +83,54 @@ class SlowSequences:
         found.idle_at = None
         if pending.sequence_end or self.policy.iterative:
             found.is_open = False
-        if found.place is None and pending.timeout_us:
+        if found.held_slot is None and pending.timeout_us:
             self.serial += 1
             deadline = (now + pending.timeout_us * 1000, self.serial)
             if found.expires is None or deadline[0] < found.expires[0]:
                 found.expires = deadline
-        self.offer(found, now)
+        self.make_eligible(found, now)
 
     def backlog(self) -> list[Slow]:
-        return [each for each in self.live if each.place is None and each.requests]
+        return [each for each in self.live if each.held_slot is None and each.requests]
 
-    def free_place(self) -> tuple[Slot, int] | None:
-        taken = [each.place for each in self.live if each.place is not None]
-        used = {slot: sum(place[0] == slot for place in taken) for slot in self.slots}
+    def free_slot(self) -> tuple[Slot, int] | None:
+        taken = [each.held_slot for each in self.live if each.held_slot is not None]
+        used = {slot: sum(held_slot[0] == slot for held_slot in taken) for slot in self.slots}
         for slot in sorted(self.slots, key=lambda slot: (used[slot], slot)):
-            for seat in range(self.policy.seats):
-                if (slot, seat) not in taken:
-                    return slot, seat
+            for sequence_slot in range(self.policy.sequence_slots):
+                if (slot, sequence_slot) not in taken:
+                    return slot, sequence_slot
         return None
 
-    def seat(self, one: Slow, place: tuple[Slot, int]) -> None:
+    def assign(self, one: Slow, held_slot: tuple[Slot, int]) -> None:
         self.serial += 1
-        one.place, one.seated, one.expires = place, self.serial, None
+        one.held_slot, one.assigned, one.expires = held_slot, self.serial, None
 
-    def offer(self, one: Slow, now: int) -> None:
+    def make_eligible(self, one: Slow, now: int) -> None:
         """If the first request of the sequence may run, give it a place in the queue of its slot."""
-        if one.place is None or one.running is not None or not one.requests or one.offered is not None:
+        if one.held_slot is None or one.running is not None or not one.requests or one.eligible_since is not None:
             return
-        one.offered = now
-        self.offers.append(one)
+        one.eligible_since = now
+        self.eligible.append(one)
 
     def poll(self, now: int) -> list[Action]:
         actions, self.due = self.due, []
         expired = [each for each in self.live if each.expires and each.expires[0] <= now]
         for one in sorted(expired, key=lambda one: one.expires or (0, 0)):
             actions += self.end(one, EXPIRED, FailureReason.EXPIRED)
-        for one in self.rested:
+        for one in self.finished:
             if self.policy.iterative and one.requests:
                 one.requests[0] = (one.requests[0][0], now)
                 self.arrived[one.requests[0][0].key] = now
-            self.offer(one, now)
-            if one in self.live and one.place and not one.requests and one.running is None and not one.is_closed:
+            self.make_eligible(one, now)
+            if one in self.live and one.held_slot and not one.requests and one.running is None and not one.is_closed:
                 one.idle_at = now + self.policy.idle_ns
-        self.rested = []
+        self.finished = []
         for one in [each for each in self.live if each.idle_at is not None and each.idle_at <= now]:
             self.end(one, CANCELLED, FailureReason.CANCELED)
-        while (waiting := self.backlog()) and (place := self.free_place()):
-            self.seat(waiting[0], place)
-            self.offer(waiting[0], now)
+        while (waiting := self.backlog()) and (held_slot := self.free_slot()):
+            self.assign(waiting[0], held_slot)
+            self.make_eligible(waiting[0], now)
         for slot in self.idle_slots():
             batch = self.batch_of(slot, now)
             if batch:
@@ -151,10 +151,10 @@ class SlowSequences:
             return front[: preferred if preferred and not self.is_delay_over(front, now) else len(front)]
         oldest = min(waiting, key=lambda one: (one.requests[0][1], one.requests[0][0].key))
         shape = oldest.requests[0][0].compatible
-        return sorted((one for one in waiting if one.requests[0][0].compatible == shape), key=seat_of)
+        return sorted((one for one in waiting if one.requests[0][0].compatible == shape), key=sequence_slot_of)
 
     def waiting(self, slot: Slot) -> list[Slow]:
-        return [one for one in self.offers if one.place and one.place[0] == slot]
+        return [one for one in self.eligible if one.held_slot and one.held_slot[0] == slot]
 
     def ready_at(self, slot: Slot) -> int | None:
         waiting, strategy = self.waiting(slot), self.policy.strategy
@@ -164,8 +164,10 @@ class SlowSequences:
             front, preferred, is_closed = self.front(slot)
             if preferred or is_closed:
                 return 0
-            return min(one.offered for one in front if one.offered is not None) + strategy.max_queue_delay_ns
-        enough = len(waiting) >= strategy.minimum_utilization * self.policy.seats
+            return (
+                min(one.eligible_since for one in front if one.eligible_since is not None) + strategy.max_queue_delay_ns
+            )
+        enough = len(waiting) >= strategy.minimum_utilization * self.policy.sequence_slots
         if enough or not strategy.max_queue_delay_ns:
             return 0
         return min(one.requests[0][1] for one in waiting) + strategy.max_queue_delay_ns
@@ -186,17 +188,17 @@ class SlowSequences:
     def is_delay_over(self, front: list[Slow], now: int) -> bool:
         assert isinstance(self.policy.strategy, BatchPolicy)
         delay = self.policy.strategy.max_queue_delay_ns
-        return delay > 0 and now >= min(one.offered for one in front if one.offered is not None) + delay
+        return delay > 0 and now >= min(one.eligible_since for one in front if one.eligible_since is not None) + delay
 
     def execute(self, slot: Slot, batch: list[Slow]) -> Execute:
         keys = []
         for one in batch:
             one.running = one.requests.pop(0)[0]
-            one.offered = None
-            self.offers.remove(one)
+            one.eligible_since = None
+            self.eligible.remove(one)
             self.order.remove(one.running.key)
             keys.append(one.running.key)
-        return Execute(slot, tuple(keys), tuple(seat_of(one) for one in batch))
+        return Execute(slot, tuple(keys), tuple(sequence_slot_of(one) for one in batch))
 
     def wake_at(self) -> int | None:
         times = [each.expires[0] for each in self.live if each.expires]
@@ -208,7 +210,7 @@ class SlowSequences:
         fails = [Fail(pending.key, error, reason) for pending, _ in one.requests]
         self.order = [key for key in self.order if key not in [fail.request for fail in fails]]
         one.requests, one.is_open, one.is_closed, one.idle_at, one.expires = [], False, True, None, None
-        self.offers = [each for each in self.offers if each is not one]
+        self.eligible = [each for each in self.eligible if each is not one]
         if one.running is None:
             self.live.remove(one)
         return fails
@@ -236,11 +238,11 @@ class SlowSequences:
                 pending.sequence_start = False
                 one.requests.insert(0, (pending, self.arrived[pending.key]))
                 self.order.append(pending.key)
-                self.rested.append(one)
+                self.finished.append(one)
             elif pending.sequence_end or self.policy.iterative:
                 self.live.remove(one)
             else:
-                self.rested.append(one)
+                self.finished.append(one)
 
     def add_slot(self, slot: Slot) -> None:
         self.slots.append(slot)
@@ -251,10 +253,10 @@ class SlowSequences:
         keys = [pending.key for batch in unread for pending in batch]
         again: list[int] = []
         returned: list[Slow] = []
-        here = [each for each in self.live if each.place and each.place[0] == slot]
-        for one in sorted(here, key=lambda one: one.seated):
-            one.place, one.offered = None, None
-            self.offers = [each for each in self.offers if each is not one]
+        here = [each for each in self.live if each.held_slot and each.held_slot[0] == slot]
+        for one in sorted(here, key=lambda one: one.assigned):
+            one.held_slot, one.eligible_since = None, None
+            self.eligible = [each for each in self.eligible if each is not one]
             running, one.running = one.running, None
             if running is not None and running.key in keys and running.sequence_start and not one.is_closed:
                 one.requests.insert(0, (running, self.arrived[running.key]))
@@ -282,6 +284,6 @@ class SlowSequences:
         return keys
 
 
-def seat_of(one: Slow) -> int:
-    assert one.place is not None
-    return one.place[1]
+def sequence_slot_of(one: Slow) -> int:
+    assert one.held_slot is not None
+    return one.held_slot[1]

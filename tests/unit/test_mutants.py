@@ -2,7 +2,7 @@
 
 from textwrap import dedent
 
-from mutants.apply import Place, apply, effects, locate, mark
+from mutants.apply import Position, apply, effects, locate, mark
 from mutants.compare import table
 from mutants.draw import Quota, draw
 from mutants.find import Kind, Mutant, find
@@ -86,10 +86,10 @@ def test_a_mutant_survives_moves_of_its_function():
         {FILE: renamed},
         {FILE: "", "b.py": SOURCE},
     ):
-        place = locate(free, sources)
-        assert place is not None
-        changed = apply(free, sources[place.file], place.line)
-        assert changed == sources[place.file].replace("self.free(source)", "pass")
+        position = locate(free, sources)
+        assert position is not None
+        changed = apply(free, sources[position.file], position.line)
+        assert changed == sources[position.file].replace("self.free(source)", "pass")
 
 
 def test_a_mutant_whose_text_is_gone_or_stands_twice_elsewhere_is_gone():
@@ -102,7 +102,7 @@ def test_the_second_of_equal_lines_is_another_mutant():
     source = "def f():\n    a.close()\n    b()\n    a.close()\n"
     first, second = [each for each in find(FILE, source) if each.kind is Kind.GIVE_BACK]
     assert first.id != second.id
-    assert [locate(each, {FILE: source}) for each in (first, second)] == [Place(FILE, 1), Place(FILE, 3)]
+    assert [locate(each, {FILE: source}) for each in (first, second)] == [Position(FILE, 1), Position(FILE, 3)]
 
 
 def test_a_constant_has_its_effect_where_it_is_used():
@@ -115,11 +115,11 @@ def test_a_constant_has_its_effect_where_it_is_used():
         "other.py": "MAX_WAITING",
     }
     constant = mutant(Kind.CONSTANT)
-    place = locate(constant, sources)
-    assert place is not None
+    position = locate(constant, sources)
+    assert position is not None
 
-    assert effects(constant, place, sources) == [
-        Place(FILE, 10), Place("server/halimede/user.py", 3), Place("server/halimede/default.py", 3)
+    assert effects(constant, position, sources) == [
+        Position(FILE, 10), Position("server/halimede/user.py", 3), Position("server/halimede/default.py", 3)
     ]  # fmt: skip
 
 

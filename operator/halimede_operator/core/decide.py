@@ -116,11 +116,11 @@ def _in_order(
     first = [change for change in changes if isinstance(change, Delete) and change.kind in SCALER_KINDS]
     rest: list[Change] = [change for change in changes if change not in first]
     if replicas.held is not None and existing is not None:
-        places = [i for i, change in enumerate(rest) if isinstance(change, Apply) and change.object == deployment]
-        place = places[0] if places else 0
+        indexes = [i for i, change in enumerate(rest) if isinstance(change, Apply) and change.object == deployment]
+        index = indexes[0] if indexes else 0
         # `kubectl rollout undo` may have brought back the annotation that says that it was applied already.
-        apply = [] if places else [Apply(deployment)]
-        rest[place:place] = [Hold(held(existing, replicas.held)), *apply]
+        apply = [] if indexes else [Apply(deployment)]
+        rest[index:index] = [Hold(held(existing, replicas.held)), *apply]
     return (*first, *rest)
 
 

@@ -71,11 +71,11 @@ def without_blocking(wanted: Sequence[Object], existing: Iterable[Object]) -> tu
 
     For an API server that does not know the owner's kind yet, and therefore refuses to set it.
     """
-    blocking = {_place(child) for child in existing if (controller_of(child) or {}).get("blockOwnerDeletion")}
-    return tuple(child if _place(child) in blocking else _without_blocking(child) for child in wanted)
+    blocking = {_key(child) for child in existing if (controller_of(child) or {}).get("blockOwnerDeletion")}
+    return tuple(child if _key(child) in blocking else _without_blocking(child) for child in wanted)
 
 
-def _place(child: Object) -> tuple[str, str]:
+def _key(child: Object) -> tuple[str, str]:
     return child["kind"], child["metadata"]["name"]
 
 

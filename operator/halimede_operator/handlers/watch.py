@@ -146,11 +146,11 @@ class Watches:
             task.result()
 
     def _registry(self, kinds: Sequence[Resource], *credentials: kopf.AiohttpSession) -> kopf.OperatorRegistry:
-        registry, offered = kopf.OperatorRegistry(), iter(credentials)
+        registry, remaining = kopf.OperatorRegistry(), iter(credentials)
 
         async def login(**_: Any) -> kopf.AiohttpSession | None:
             # Credentials are offered once: kopf would retry refused ones at once, forever. Without credentials it ends.
-            return next(offered, None)
+            return next(remaining, None)
 
         kopf.on.login(registry=registry)(login)
         for resource in kinds:

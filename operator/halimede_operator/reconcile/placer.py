@@ -106,7 +106,7 @@ class Placer:
         # The ledger is made anew.
         self._inventory = None
 
-    async def place(self, subject: Subject) -> Devices:
+    async def devices_for(self, subject: Subject) -> Devices:
         """The devices of the object's pods, without `room`. Raises ApiError."""
         if subject.spec is None or not subject.spec.workload.accelerator.is_wanted:
             return Devices()

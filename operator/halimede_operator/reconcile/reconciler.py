@@ -253,7 +253,7 @@ class Reconciler:
 
     async def _decide(self, subject: Subject) -> tuple[Devices, Decided]:
         """Decide on the devices, then on the changes. Raises ApiError if the nodes cannot be read."""
-        devices = await self._placer.place(subject)
+        devices = await self._placer.devices_for(subject)
         decided = decide(subject, devices, self._now())
         if decided.strategy is not None and decided.strategy.needs_room and decided.placement is not None:
             devices = dataclasses.replace(devices, room=await self._placer.room(subject, decided.placement))

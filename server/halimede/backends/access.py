@@ -14,15 +14,15 @@ def denied(path: Path) -> str | None:
     several directories on the path deny access, the outermost is named.
     """
     path = Path(os.path.realpath(path))
-    place, info = Path("/"), os.stat("/")
+    outermost, info = Path("/"), os.stat("/")
     for each in (*reversed(path.parents), path):
         try:
             found = os.stat(each)
         except PermissionError:
-            return _denial(place, info)
+            return _denial(outermost, info)
         except OSError:
             return None
-        place, info = each, found
+        outermost, info = each, found
     try:
         if stat.S_ISDIR(info.st_mode):
             with os.scandir(path):

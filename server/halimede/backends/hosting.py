@@ -67,13 +67,13 @@ BatchReply = Reply | Rescheduled
 class HostedRequest(Protocol):
     """One request of a batch, as the worker process receives it. Tensors are views of the worker's own memory.
 
-    `seat` is as in `core.schedule.actions.Execute`.
+    `sequence_slot` is as in `core.schedule.actions.Execute`.
     """
 
     key: int
     request: InferenceRequest
     rows: int
-    seat: int
+    sequence_slot: int
 
 
 class Call(Protocol):
@@ -112,9 +112,9 @@ class Host(Protocol):
         request are dropped. The caller must not send anything after a final one. `reply` may be None only with `final`.
         """
 
-    def log(self, level: str, message: str, place: str = "") -> None:
-        """Write a line to the server's log; `level` is ERROR, WARNING, INFO or VERBOSE, `place` its origin, as
-        `model.py:11`."""
+    def log(self, level: str, message: str, origin: str = "") -> None:
+        """Write a line to the server's log; `level` is ERROR, WARNING, INFO or VERBOSE, `origin` where it comes from,
+        as `model.py:11`."""
 
     def end(self, why: str) -> None:
         """End and restart this process, because it is no longer usable; the running batch is answered first."""
@@ -157,8 +157,9 @@ class Runner(Protocol):
     async def is_ready(self) -> bool:
         """Whether the model reports that it is ready; only called if `answers_is_ready`."""
 
-    def forget(self, seat: int) -> None:
-        """The sequence of the seat has ended: drop its state. Called on any thread, while no request of it executes."""
+    def forget(self, sequence_slot: int) -> None:
+        """The sequence of the sequence slot has ended: drop its state. Called on any thread, while no request of it
+        executes."""
 
     def close(self) -> None:
         """Let the model finalize. Called once, after the last batch."""

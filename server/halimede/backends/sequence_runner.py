@@ -42,8 +42,8 @@ class SequenceHost:
             final = final or isinstance(reply, InferenceError)
         self._host.respond(request, reply, final)
 
-    def log(self, level: str, message: str, place: str = "") -> None:
-        self._host.log(level, message, place)
+    def log(self, level: str, message: str, origin: str = "") -> None:
+        self._host.log(level, message, origin)
 
     def end(self, why: str) -> None:
         self._host.end(why)
@@ -84,8 +84,8 @@ class SequenceRunner:
         errors, rows = self._begin(requests)
         return self._end(requests, errors, rows, await self._runner.execute_async(rows) if rows else [])
 
-    def forget(self, seat: int) -> None:
-        self._sequences.forget(seat)
+    def forget(self, sequence_slot: int) -> None:
+        self._sequences.forget(sequence_slot)
 
     async def is_ready(self) -> bool:
         return await self._runner.is_ready()

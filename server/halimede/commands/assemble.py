@@ -178,18 +178,18 @@ def _address_problems(settings: Settings) -> Iterator[str]:
         ("GRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port),
         ("metrics", settings.allow_metrics, settings.metrics_address, settings.metrics_port),
     ]
-    listening = [(name, _place(address, port)) for name, allowed, address, port in services if allowed]
-    for (one, place), (other, other_place) in combinations(listening, 2):
-        if place is None or place != other_place:
+    listening = [(name, _address_of(address, port)) for name, allowed, address, port in services if allowed]
+    for (one, address), (other, other_address) in combinations(listening, 2):
+        if address is None or address != other_address:
             continue
-        is_socket = place.startswith(UNIX)
+        is_socket = address.startswith(UNIX)
         what = "address" if is_socket else "address and port"
         # The metrics port uses HTTP's address by default: right for TCP, but unexpected for a socket.
         hint = "; set a --metrics-address for metrics" if is_socket and other == "metrics" else ""
-        yield f"The server cannot listen to {one} requests and {other} requests at the same {what} {place}{hint}"
+        yield f"The server cannot listen to {one} requests and {other} requests at the same {what} {address}{hint}"
 
 
-def _place(address: str, port: int) -> str | None:
+def _address_of(address: str, port: int) -> str | None:
     """Where a service listens, in normalized form; None for a port chosen by the system, which cannot conflict."""
     if address.startswith(UNIX):
         return f"{UNIX}{os.path.abspath(address.removeprefix(UNIX))}"

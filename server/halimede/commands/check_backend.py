@@ -43,8 +43,8 @@ def run(
     begin: Callable[[str], None],
 ) -> int:
     """Check the backend with each model, and print the outcomes; returns the exit code."""
-    from halimede.backend_kit.kit import Verdict, make_subject, run_checks, write_sample
     from halimede.backends.discover import find_backend
+    from halimede.conformance_kit.kit import Verdict, make_subject, run_checks, write_sample
     from halimede.core.types import InferenceError
 
     logging.basicConfig(level=logging.CRITICAL)
@@ -55,10 +55,10 @@ def run(
             if not models and backend.default_model_filename:
                 print_line(f"backend '{name}' needs a file: give the directory of a model with {_filename(backend)}")
                 return 2
-            places = list(models) or [write_sample(Path(folder), name)]
+            paths = list(models) or [write_sample(Path(folder), name)]
             with flags.load_options() as options:
-                for place in places:
-                    _, entry = find_model(place, flags.config_name)
+                for path in paths:
+                    _, entry = find_model(path, flags.config_name)
                     subject = make_subject(
                         entry,
                         options,

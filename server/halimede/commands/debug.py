@@ -38,7 +38,7 @@ class Request:
     key: int
     request: "InferenceRequest"
     rows: int
-    seat: int = 0
+    sequence_slot: int = 0
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class Terminal:
         if final:
             self.is_over.set()
 
-    def log(self, level: str, message: str, place: str = "") -> None:
-        click.echo(f"{level} {place}] {message}" if place else f"{level}] {message}", err=True)
+    def log(self, level: str, message: str, origin: str = "") -> None:
+        click.echo(f"{level} {origin}] {message}" if origin else f"{level}] {message}", err=True)
 
     def end(self, why: str) -> None:
         self.log("ERROR", f"a server would replace this process: {why}")

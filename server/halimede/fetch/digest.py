@@ -19,9 +19,9 @@ def folder_digest(hashes: Mapping[str, str]) -> str:
     return PREFIX + whole.hexdigest()
 
 
-def listing_name(place: str, files: Iterable[RemoteFile]) -> str:
-    """A name for what a store lists at a place: if any file's size or validator differs, so does the name."""
-    whole = hashlib.sha256(place.encode())
+def listing_name(location: str, files: Iterable[RemoteFile]) -> str:
+    """A name for what a store lists at a location: if any file's size or validator differs, so does the name."""
+    whole = hashlib.sha256(location.encode())
     for file in sorted(files, key=lambda each: each.path.encode()):
         # No path or validator contains a zero byte, so different listings cannot give the same text.
         whole.update(f"\0{file.path}\0{file.size}\0{file.validator}".encode())

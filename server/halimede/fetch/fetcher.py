@@ -262,7 +262,7 @@ class Fetcher:
             self._cache.use(entry)
             single = model.uri.name if entry.is_single else None
             content = Content(tuple(entry.hashes), lambda path: entry.files / path, single)
-            self._place(model, content, link=False)
+            self._install(model, content, link=False)
         fetched = FetchedModel(model.name, entry.digest, entry.size_bytes, len(entry.hashes), _now(), cached)
         self._note(model, name, fetched)
         if not self._is_shared:
@@ -278,7 +278,7 @@ class Fetcher:
         self._cache.spoil(entry)
         return None
 
-    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> list[str]:
+    def _install(self, model: PlannedModel, content: Content, *, link: bool) -> list[str]:
         """Make the model's directory. Returns the paths of the content that are in it."""
         where = model.uri.display
         if content.single is not None:
@@ -337,7 +337,7 @@ class Fetcher:
             digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
             if digest != model.digest:
                 raise _wrong_digest(model, digest)
-        linked = self._place(model, content, link=True)
+        linked = self._install(model, content, link=True)
         size = sum(content.locate(path).stat().st_size for path in linked)
         return FetchedModel(model.name, digest, size, len(linked), _now(), cached=False)
 

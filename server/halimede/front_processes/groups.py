@@ -17,7 +17,7 @@ from halimede.front_processes.frames import ANSWERS, INFERS
 from halimede.inference_frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
 from halimede.inference_frames.kinds import MAX_CLIENT_TEXT_BYTES, describe_decode_error
 from halimede.inference_frames.requests import Described, encode_requests, read_requests
-from halimede.inference_frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
+from halimede.inference_frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Store, data_start
 
 _WANTED = struct.Struct("<Q")
 _GROUP = struct.Struct("<IIQ")
@@ -74,7 +74,7 @@ def _numbers(count: int) -> struct.Struct:
 
 def encode_infers(
     requests: Sequence[tuple[int, InferenceRequest]],
-    place: Place,
+    store: Store,
     wanted: Callable[[], int],
     on_error: Callable[[int, Exception], None],
 ) -> Buffer:
@@ -83,7 +83,7 @@ def encode_infers(
     described: list[tuple[int, int, int, Described]] = []
     for number, request in requests:
         try:
-            described.append((number, 0, 0, describe_call(request, place, MAX_CLIENT_TEXT_BYTES)))
+            described.append((number, 0, 0, describe_call(request, store, MAX_CLIENT_TEXT_BYTES)))
         except (ValueError, struct.error) as error:
             on_error(number, error)
     return encode_requests(INFERS, wanted(), described)
@@ -107,7 +107,7 @@ def decode_infers(body: memoryview, locate: Locate) -> Sequence[tuple[int, Infer
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
 
 
-def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Place) -> Buffer:
+def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], store: Store) -> Buffer:
     """An ANSWERS frame: each answer with the number of its request."""
     groups = _Groups(0)
     last: InferenceResponse | None = None
@@ -115,7 +115,7 @@ def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Plac
         if last is not None and _is_like(response, last):
             groups.repeat(number, response.outputs[0].data)
             continue
-        described, data, size = describe_answer(response, place)
+        described, data, size = describe_answer(response, store)
         groups.add(number, described, data, size)
         last = response if size and _is_plain(response) else None
     groups.close()

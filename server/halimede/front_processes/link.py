@@ -131,7 +131,7 @@ class FrontLink:
         if not answers:
             return
         try:
-            frame = encode_answers(answers, self._memory.place)
+            frame = encode_answers(answers, self._memory.store)
         except Exception:  # noqa: BLE001  one by one, which fails only what cannot be sent
             for each in answers:
                 self._large.send(*each)

@@ -99,7 +99,7 @@ class Outgoing:
             self._flush()
 
     def _encode(self, requests: Sequence[tuple[int, InferenceRequest]]) -> Any:
-        return encode_infers(requests, self._memory.place, self._memory.take_wanted, self._on_error)
+        return encode_infers(requests, self._memory.store, self._memory.take_wanted, self._on_error)
 
     def _copy_later(self, number: int, request: InferenceRequest) -> None:
         self._copying[number] = []

@@ -55,12 +55,12 @@ class FrontProcesses:
         self._next_beat: asyncio.TimerHandle | None = None
 
     def bind(self) -> Mapping[str, str]:
-        settings, places = self._settings, {}
+        settings, addresses = self._settings, {}
         for name, is_allowed in ((HTTP, settings.allow_http), (GRPC, settings.allow_grpc)):
             if is_allowed:
-                self._sockets[name], places[name] = bind_port(name, settings)
+                self._sockets[name], addresses[name] = bind_port(name, settings)
                 self._files += [file for sock in self._sockets[name] if (file := SocketFile.of(sock)) is not None]
-        return places
+        return addresses
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""

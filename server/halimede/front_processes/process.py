@@ -35,7 +35,7 @@ END_S = 5.0
 
 
 class FrontProcess:
-    """One place among the front-end processes, with the process that has it now."""
+    """One member of the pool of front-end processes, with its present process."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FrontProcess:
         self._keeping: asyncio.Task[None] | None = None
         self._is_leaving = False
         self.lost_lines = 0
-        """Log lines that former processes of this place dropped."""
+        """Log lines that former processes of this member dropped."""
 
     async def start(self) -> None:
         """Start the process and return when it serves; it is kept running from then on. InferenceError if it fails."""

@@ -37,7 +37,7 @@ class Service(Protocol):
     """
 
     def bind(self) -> Mapping[str, str]:
-        """Bind the ports; returns the place (address and port) of each by its name in the log. OSError as
+        """Bind the ports; returns the address (with the port) of each by its name in the log. OSError as
         `sockets.bind`."""
 
     async def start(self) -> None:
@@ -74,8 +74,8 @@ class LocalService:
         """Those that the server does not own yet."""
 
     def bind(self) -> Mapping[str, str]:
-        self._sockets, place = bind_port(self._name, self._settings)
-        return {self._name: place}
+        self._sockets, address = bind_port(self._name, self._settings)
+        return {self._name: address}
 
     async def start(self) -> None:
         sockets, self._sockets = self._sockets, []
@@ -103,7 +103,7 @@ class LocalService:
 
 
 def bind_port(name: str, settings: Settings) -> tuple[list[socket.socket], str]:
-    """The sockets of a service, and its place (address and port). OSError as `sockets.bind`."""
+    """The sockets of a service, and its address (with the port). OSError as `sockets.bind`."""
     if name == HTTP:
         address = settings.http_address
         sockets = bind(address, settings.http_port, "HTTP", reuse_port=settings.reuse_http_port)

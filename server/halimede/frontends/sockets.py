@@ -25,7 +25,7 @@ _ANY_IPV4 = "0.0.0.0"
 _ANY_IPV6 = "::"
 _FREE_PORT_ATTEMPTS = 10
 
-Place = tuple[int, tuple[str | int, ...]]
+SocketAddress = tuple[int, tuple[str | int, ...]]
 """The family and the address of a socket, without its port."""
 
 
@@ -87,14 +87,14 @@ class SocketFile:
 
 def _bind_tcp(address: str, port: int, reuse_port: bool, any_family: bool) -> list[socket.socket]:
     names = (_ANY_IPV6, _ANY_IPV4) if any_family and address == _ANY_IPV4 else (address,)
-    places = list(dict.fromkeys(place for name in names for place in _resolve(name)))
+    addresses = list(dict.fromkeys(address for name in names for address in _resolve(name)))
     try:
-        return bind_places(places, port, reuse_port=reuse_port)
+        return bind_addresses(addresses, port, reuse_port=reuse_port)
     except OSError as error:
         raise _failure(error, f"[{address}]:{port}" if ":" in address else f"{address}:{port}") from None
 
 
-def _resolve(name: str) -> list[Place]:
+def _resolve(name: str) -> list[SocketAddress]:
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -104,24 +104,24 @@ def _resolve(name: str) -> list[Place]:
     return [(family, (host, *rest)) for family, _, _, _, (host, _, *rest) in found]
 
 
-def bind_places(places: Sequence[Place], port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Listening sockets at the places that this machine has, all on one port. OSError if it has none."""
+def bind_addresses(addresses: Sequence[SocketAddress], port: int, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Listening sockets at the addresses that this machine has, all on one port. OSError if it has none."""
     attempts = _FREE_PORT_ATTEMPTS if port == 0 else 1
     while True:
         attempts -= 1
         try:
-            return _bind_each(places, port, reuse_port)
+            return _bind_each(addresses, port, reuse_port)
         except OSError as error:
-            # The port that is free at the first place may be in use at another one.
+            # The port that is free at the first address may be in use at another one.
             if error.errno != errno.EADDRINUSE or not attempts:
                 raise
 
 
-def _bind_each(places: Sequence[Place], port: int, reuse_port: bool) -> list[socket.socket]:
+def _bind_each(addresses: Sequence[SocketAddress], port: int, reuse_port: bool) -> list[socket.socket]:
     bound: list[socket.socket] = []
     is_any = False
     try:
-        for family, (host, *rest) in places:
+        for family, (host, *rest) in addresses:
             if is_any and family == socket.AF_INET:
                 continue
             try:

@@ -1,7 +1,7 @@
 """Long computations on the event loop, cut into steps: one step of one request per loop turn.
 
 The bytes that a request's steps hold count with its body. A request that holds more than `SMALL_BYTES` needs one of
-`PLACES` places to continue, and waits until one is free. Without this limit all bodies would inflate at once.
+`PERMITS` permits to continue, and waits until one is free. Without this limit all bodies would inflate at once.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from halimede.core.wire.steps import Steps
 
 T = TypeVar("T")
 
-PLACES = 4
+PERMITS = 4
 """Number of requests that may become large at the same time. More do not add throughput: there is one loop."""
 
 SMALL_BYTES = 256 << 10
-"""Bytes that a request may hold in addition to its body without a place."""
+"""Bytes that a request may hold in addition to its body without a permit."""
 
 
 class Waiting(Protocol):
@@ -47,7 +47,7 @@ class _Work:
     on_result: Callable[[Any], None]
     on_error: Callable[[InferenceError], None]
     held_bytes: int = 0
-    has_place: bool = False
+    has_permit: bool = False
 
 
 class StepQueue:
@@ -59,8 +59,8 @@ class StepQueue:
 
     def __init__(self) -> None:
         self._running: deque[_Work] = deque()
-        self._free_places = PLACES
-        self._for_place: deque[_Work] = deque()
+        self._free_permits = PERMITS
+        self._for_permit: deque[_Work] = deque()
 
     def run(
         self,
@@ -83,38 +83,38 @@ class StepQueue:
             work.client.break_off(error)
         self._running.popleft()
         if is_over:
-            self._release_place(work)
+            self._release_permit(work)
         elif self._may_continue(work):
             self._running.append(work)
         if self._running:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _may_continue(self, work: _Work) -> bool:
-        """Whether the work is small or has a place; otherwise it waits for one."""
-        if work.has_place or work.held_bytes <= SMALL_BYTES:
+        """Whether the work is small or has a permit; otherwise it waits for one."""
+        if work.has_permit or work.held_bytes <= SMALL_BYTES:
             return True
-        if self._free_places:
-            self._free_places -= 1
-            work.has_place = True
+        if self._free_permits:
+            self._free_permits -= 1
+            work.has_permit = True
             return True
-        self._for_place.append(work)
+        self._for_permit.append(work)
         work.client.on_gone = partial(self._leave, work)
         return False
 
     def _leave(self, work: _Work) -> None:
         """Drop work that waits: its client has disconnected."""
-        self._for_place.remove(work)
+        self._for_permit.remove(work)
         work.steps.close()
 
-    def _release_place(self, work: _Work) -> None:
-        if not work.has_place:
+    def _release_permit(self, work: _Work) -> None:
+        if not work.has_permit:
             return
-        if not self._for_place:
-            self._free_places += 1
+        if not self._for_permit:
+            self._free_permits += 1
             return
-        following = self._for_place.popleft()
+        following = self._for_permit.popleft()
         following.client.on_gone = None
-        following.has_place = True
+        following.has_permit = True
         self._running.append(following)
 
     def _step(self, work: _Work) -> bool:

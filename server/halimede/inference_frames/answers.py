@@ -85,13 +85,13 @@ class AnswerSender:
             text = f"more than {most} bytes wait for {self._whose} to read them"
             response = self._failed(response, InferenceError(ErrorCode.UNAVAILABLE, text))
         try:
-            frame = encode_call_answer(number, response, memory.place)
+            frame = encode_call_answer(number, response, memory.store)
         except Exception as error:
             log.error("%s: an answer could not be sent", self._whose, exc_info=error)
-            memory.take_back(memory.take_placed())
+            memory.take_back(memory.take_stored())
             memory.take_copies()
-            frame = encode_call_answer(number, self._failed(response, error), memory.place)
-        return frame, memory.take_placed()
+            frame = encode_call_answer(number, self._failed(response, error), memory.store)
+        return frame, memory.take_stored()
 
     def _failed(self, response: InferenceResponse, error: Exception) -> InferenceResponse:
         """The error that replaces an answer that cannot be sent."""

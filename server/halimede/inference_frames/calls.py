@@ -30,7 +30,7 @@ from halimede.inference_frames.tensors import (
     REMEMBERED,
     REMEMBERED_BYTES,
     Locate,
-    Place,
+    Store,
     TensorForm,
     add_tensor,
     data_start,
@@ -55,10 +55,10 @@ _REMEMBERED_TENSORS = 16
 _INVALID = DataType.INVALID
 
 
-def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
+def encode_infer(number: int, batch: int, request: InferenceRequest, store: Store, wanted: Callable[[], int]) -> Buffer:
     """An INFER frame. `wanted` is called after the inputs are placed: the bytes that did not fit. ValueError,
     struct.error."""
-    described, own, data, size = describe_call(request, place, MAX_TEXT_BYTES)
+    described, own, data, size = describe_call(request, store, MAX_TEXT_BYTES)
     lengths = len(described), len(own)
     end = _WHOLE_INFER.size + sum(lengths)
     pad = PADDING[-end & 15]
@@ -66,7 +66,7 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     return b"".join((head, described, own, pad, *data))
 
 
-def describe_call(request: InferenceRequest, place: Place, most: int) -> Described:
+def describe_call(request: InferenceRequest, store: Store, most: int) -> Described:
     """As `describe_request`, for a request that is not checked yet."""
     size = 0
     for tensor in request.inputs:
@@ -77,7 +77,7 @@ def describe_call(request: InferenceRequest, place: Place, most: int) -> Describ
         raise ValueError(f"the inputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
-    return describe_request(request, place, most)
+    return describe_request(request, store, most)
 
 
 @dataclass(slots=True)
@@ -109,16 +109,16 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
     return Infer(number, batch, request, wanted_bytes)
 
 
-def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:
+def encode_call_answer(number: int, response: InferenceResponse, store: Store) -> Buffer:
     """A CALL_ANSWER frame."""
-    whole, data, at = describe_answer(response, place)
+    whole, data, at = describe_answer(response, store)
     head = _WHOLE_CALL_ANSWER.pack(
         _CALL_ANSWER_OWN.size + len(whole) + at, CALL_ANSWER, len(whole) - _CALL_ANSWER.size, number
     )
     return b"".join((head, whole, *data))
 
 
-def describe_answer(response: InferenceResponse, place: Place) -> tuple[bytes, list[Buffer], int]:
+def describe_answer(response: InferenceResponse, store: Store) -> tuple[bytes, list[Buffer], int]:
     """The description of an answer, the bytes that are sent in the frame, and their number."""
     described: list[bytes] = []
     data: list[Buffer] = []
@@ -127,7 +127,7 @@ def describe_answer(response: InferenceResponse, place: Place) -> tuple[bytes, l
     if error is None:
         text = json.dumps(response.parameters).encode() if response.parameters else b""
         for tensor in response.outputs:
-            at = add_tensor(tensor, tensor.name, described, at, place, data)
+            at = add_tensor(tensor, tensor.name, described, at, store, data)
     else:
         text = error.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
     is_short = not text and len(described) <= _REMEMBERED_TENSORS

@@ -23,7 +23,7 @@ from halimede.inference_frames.tensors import (
     REMEMBERED,
     REMEMBERED_BYTES,
     Locate,
-    Place,
+    Store,
     TensorForm,
     data_start,
     describe_tensor,
@@ -35,7 +35,7 @@ from halimede.inference_frames.texts import NUMERIC, checked_text, decode_parame
 # Flags, timeout, priority, number of outputs, of inputs. The names of the model, its version and the outputs and the
 # descriptions of the inputs follow, then the places.
 _FORM = struct.Struct("<BQQHH")
-_WANTS_ONE, _PLACES = 1, 2
+_WANTS_ONE, _HAS_LOCATIONS = 1, 2
 _NAME = struct.Struct("<H")
 # START and END; the number of the sequence, length of a text in its place (NUMERIC if it has none), of id, of
 # parameters. Then these texts.
@@ -43,7 +43,7 @@ _OWN = struct.Struct("<BQIII")
 _START, _END = 1, 2
 _FLAGS = tuple([bytes((flags,)) for flags in range(4)])
 # Of an input: segment (0 for the frame itself), offset, length.
-_PLACE = struct.Struct("<HQQ")
+_LOCATION = struct.Struct("<HQQ")
 
 # Three numbers, lengths of the form (0: that of the request before) and of what the request has of its own, and of its
 # data in the frame.
@@ -62,12 +62,12 @@ class _Described:
     size is -1 if these bytes are too many for the frame."""
 
     text: bytes
-    placed_text: bytes
+    located_text: bytes
     sizes: list[tuple[int, bytes]]
     size: int
 
 
-def describe_request(request: InferenceRequest, place: Place, most: int) -> Described:
+def describe_request(request: InferenceRequest, store: Store, most: int) -> Described:
     """`most`: the maximum bytes of each text. ValueError, struct.error."""
     known = request.form.described
     if not isinstance(known, _Described):
@@ -80,7 +80,7 @@ def describe_request(request: InferenceRequest, place: Place, most: int) -> Desc
     for tensor, (size, padding) in zip(request.inputs, known.sizes):  # noqa: B905  the argument costs as much as a turn
         payload = tensor.data
         if len(payload) != size:
-            return _place_tensors(request, known, own, place)
+            return _store_tensors(request, known, own, store)
         data.append(payload)
         if padding:
             data.append(padding)
@@ -98,22 +98,22 @@ def _describe_form(form: RequestForm) -> _Described:
             *[describe_tensor(*each, 0, 0, 0) for each in form.inputs],
         )
     )
-    places = _usual_places(form)
-    sizes = [(size if size <= INLINE_BYTES else -1, PADDING[-size & 15]) for _, _, size in places]
+    locations = _usual_locations(form)
+    sizes = [(size if size <= INLINE_BYTES else -1, PADDING[-size & 15]) for _, _, size in locations]
     return _Described(
-        text, _FLAGS[text[0] | _PLACES] + text[1:], sizes, sum([size + (-size & 15) for _, _, size in places])
+        text, _FLAGS[text[0] | _HAS_LOCATIONS] + text[1:], sizes, sum([size + (-size & 15) for _, _, size in locations])
     )
 
 
-def _usual_places(form: RequestForm) -> list[tuple[int, int, int]]:
+def _usual_locations(form: RequestForm) -> list[tuple[int, int, int]]:
     """The places of inputs in the frame, if they have the sizes of their shapes."""
-    places = []
+    locations = []
     at = 0
     for _, datatype, shape in form.inputs:
         size = max(0, prod(shape) * datatype.itemsize)
-        places.append((0, at, size))
+        locations.append((0, at, size))
         at += size + (-size & 15)
-    return places
+    return locations
 
 
 def _describe_own(request: InferenceRequest, most: int) -> bytes:
@@ -126,20 +126,20 @@ def _describe_own(request: InferenceRequest, most: int) -> bytes:
     return b"".join((own, text, request_id, parameters))
 
 
-def _place_tensors(request: InferenceRequest, known: _Described, own: bytes, place: Place) -> Described:
+def _store_tensors(request: InferenceRequest, known: _Described, own: bytes, store: Store) -> Described:
     """As `describe_request`, for tensors that are not at their usual places."""
     data: list[Buffer] = []
-    places: list[bytes] = []
+    locations: list[bytes] = []
     at = 0
     for tensor in request.inputs:
         payload = tensor.data
         size = len(payload)
-        put = None if size <= INLINE_BYTES else place(payload)
-        places.append(_PLACE.pack(*(put or (0, at)), size))
+        put = None if size <= INLINE_BYTES else store(payload)
+        locations.append(_LOCATION.pack(*(put or (0, at)), size))
         if put is None:
             data += (payload, PADDING[-size & 15])
             at += size + (-size & 15)
-    return known.placed_text + b"".join(places), own, data, at
+    return known.located_text + b"".join(locations), own, data, at
 
 
 def encode_requests(kind: int, number: int, described: Sequence[tuple[int, int, int, Described]]) -> Buffer:
@@ -154,14 +154,14 @@ def encode_requests(kind: int, number: int, described: Sequence[tuple[int, int, 
     data: list[Buffer] = []
     last: bytes | None = None
     total = forms_length = owns_length = 0
-    for key, rows, seat, (form, own, parts, size) in described:
+    for key, rows, sequence_slot, (form, own, parts, size) in described:
         form_length = 0
         if form is not last and form != last:
             form_length = len(form)
             forms.append(form)
             forms_length += form_length
             last = form
-        entries += key, rows, seat, form_length, len(own), size
+        entries += key, rows, sequence_slot, form_length, len(own), size
         if own:
             owns.append(own)
             owns_length += len(own)
@@ -203,7 +203,7 @@ def read_requests(
     base = data_start(end)
     may_change = all_outputs is None
     known: KnownForm | None = None
-    for key, rows, seat, form_length, own_length, size in _ENTRY.iter_unpack(body[_LIST.size : form_at]):
+    for key, rows, sequence_slot, form_length, own_length, size in _ENTRY.iter_unpack(body[_LIST.size : form_at]):
         if form_length or known is None:
             known = read_form(bytes(body[form_at : form_at + form_length]), all_outputs)
             form_at += form_length
@@ -214,7 +214,7 @@ def read_requests(
             own_at += own_length
         else:
             request = InferenceRequest.of(form, "", inputs, {})
-        yield key, rows, seat, request
+        yield key, rows, sequence_slot, request
         base += size
 
 
@@ -248,11 +248,11 @@ def read_form(described: bytes, all_outputs: int | None) -> KnownForm:
 
 def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
     flags, timeout_us, priority, n_outputs, n_inputs = _FORM.unpack_from(described)
-    if flags & _PLACES:
-        places_at = len(described) - n_inputs * _PLACE.size
-        form, _ = read_form(_FLAGS[flags & _WANTS_ONE] + described[1:places_at], all_outputs)
-        places = _PLACE.iter_unpack(described[places_at:])
-        return form, [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
+    if flags & _HAS_LOCATIONS:
+        locations_at = len(described) - n_inputs * _LOCATION.size
+        form, _ = read_form(_FLAGS[flags & _WANTS_ONE] + described[1:locations_at], all_outputs)
+        locations = _LOCATION.iter_unpack(described[locations_at:])
+        return form, [(*each, *location) for each, location in zip(form.inputs, locations, strict=True)]
     if all_outputs is None and max(n_inputs, n_outputs) > MAX_CALL_TENSORS:
         raise FrameError(f"{n_inputs} inputs and {n_outputs} outputs")
     at = _FORM.size
@@ -270,7 +270,7 @@ def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
     inputs = tuple([(name, datatype, shape) for name, datatype, shape, *_ in tensors])
     wanted = () if n_outputs == all_outputs else tuple(outputs)
     form = form_of(model_name, model_version, inputs, wanted, priority, timeout_us, flags & _WANTS_ONE != 0)
-    return form, [(*each, *placed) for each, placed in zip(inputs, _usual_places(form), strict=True)]
+    return form, [(*each, *location) for each, location in zip(inputs, _usual_locations(form), strict=True)]
 
 
 _known_form = lru_cache(REMEMBERED)(_read_form)

@@ -16,7 +16,7 @@ REMEMBERED_BYTES = 4 << 10
 REMEMBERED = 128
 """The number of cached descriptions of each kind, the most recently used ones."""
 
-Place = Callable[[Buffer], "tuple[int, int] | None"]
+Store = Callable[[Buffer], "tuple[int, int] | None"]
 """Places a tensor's bytes in shared memory: segment (from 1) and offset; None to send them in the frame."""
 
 Locate = Callable[[int, int, int], Buffer]
@@ -48,13 +48,13 @@ _describe = lru_cache(8 * REMEMBERED)(describe_tensor)
 
 
 def add_tensor(
-    tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]
+    tensor: Tensor, name: int | str, described: list[bytes], at: int, store: Store, data: list[Buffer]
 ) -> int:
     """Describe a tensor. If its bytes are sent in the frame, they are added to `data`, at offset `at`. Returns the
     offset for the next tensor."""
     payload = tensor.data
     size = len(payload)
-    put = None if size <= INLINE_BYTES else place(payload)
+    put = None if size <= INLINE_BYTES else store(payload)
     if put is not None:
         described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
         return at

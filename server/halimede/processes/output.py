@@ -27,23 +27,23 @@ _LINE_BYTES = 8 << 10
 """Longer lines are split."""
 
 
-def log_line(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
+def log_line(level: int, origin: str, text: str, about: Mapping[str, str]) -> None:
     """Log a line of a worker with its own origin (`model.py:11`). On a terminal, a traceback in it spans several
     lines."""
     if log.isEnabledFor(level):
-        file, _, line = place.rpartition(":")
+        file, _, line = origin.rpartition(":")
         number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
         extra = {**about, "in_lines": True}
-        log.handle(log.makeRecord(log.name, level, file or place, number, "%s", (text,), None, extra=extra))
+        log.handle(log.makeRecord(log.name, level, file or origin, number, "%s", (text,), None, extra=extra))
 
 
 class OutputReader:
     """Reads one pipe until its end. The caller keeps ownership of the descriptor."""
 
-    def __init__(self, descriptor: int, place: str, about: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
-        """`place` names the origin of the output; log lines show it instead of a file."""
+    def __init__(self, descriptor: int, origin: str, about: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
+        """`origin` names the origin of the output; log lines show it instead of a file."""
         self._descriptor = descriptor
-        self._place = place
+        self._origin = origin
         self._about = about
         self._loop = loop
         self._rest = b""
@@ -113,9 +113,9 @@ class OutputReader:
             self._left_out += 1
             return
         self._lines += 1
-        printed = read_native_line(line.decode("utf-8", "replace"), self._place)
+        printed = read_native_line(line.decode("utf-8", "replace"), self._origin)
         if printed is not None:
-            log_line(LEVELS[printed.severity], printed.place, printed.text, self._about)
+            log_line(LEVELS[printed.severity], printed.origin, printed.text, self._about)
 
     def _end_second(self) -> None:
         self._second = None

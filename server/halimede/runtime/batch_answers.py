@@ -55,8 +55,8 @@ class BatchAnswers:
             requests.finish(flight, response, computed, max(0, times.start - flight.queued_ns))
         if not done.failed:
             if self._has_null_rows:
-                # The items are in the order of their seats. A null row is as large as the first of them.
-                rows += (done.items[-1].seat + 1 - len(done.items)) * done.items[0].rows
+                # The items are in the order of their sequence slots. A null row is as large as the first of them.
+                rows += (done.items[-1].sequence_slot + 1 - len(done.items)) * done.items[0].rows
             requests.stats.record_execution(rows, computed.input_ns, computed.infer_ns, computed.output_ns)
 
     def is_open(self, response: ResponseSent) -> bool:

@@ -107,11 +107,11 @@ def _mig_enabled(nvml: Any, gpu: Any) -> bool:
 
 def _slices(nvml: Any, gpu: Any) -> list[Any]:
     handles: list[Any] = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
-            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
         except nvml.NVMLError:
-            continue  # no slice at this place
+            continue  # no slice at this index
     return handles
 
 

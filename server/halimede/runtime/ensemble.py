@@ -18,7 +18,7 @@ from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.observe.load import Load
-from halimede.core.schedule.wait_graph import ANSWERED, Place
+from halimede.core.schedule.wait_graph import ANSWERED, Dependencies
 from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, shortage_of
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
@@ -155,8 +155,8 @@ class Ensemble:
         """False: circles are found at the calls of its steps."""
         return False
 
-    def place_of(self, key: int) -> Place:
-        return Place([(key,)]) if key in self._running else ANSWERED
+    def dependencies_of(self, key: int) -> Dependencies:
+        return Dependencies([(key,)]) if key in self._running else ANSWERED
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has taken `responses` more: steps that were held back continue."""

@@ -40,14 +40,14 @@ def check_native(entry: ModelEntry, backend: str) -> None:
     library = native_library(backend)
     if entry.artifact is not None or not library:
         return
-    places = [entry.directory / str(version) for version, files in sorted(entry.versions.items()) if library in files]
+    paths = [entry.directory / str(version) for version, files in sorted(entry.versions.items()) if library in files]
     if (entry.directory / library).exists():
-        places.append(entry.directory)
-    if places:
+        paths.append(entry.directory)
+    if paths:
         hint = ""
         if installed_backend(backend) is not None:
             hint = f"; without the file the installed backend '{backend}' runs the model"
-        raise native_library_error(backend, str(places[0] / library), hint)
+        raise native_library_error(backend, str(paths[0] / library), hint)
 
 
 def check_artifact(backend: Backend, config: ModelConfig, where: ModelSource, *, allow_pickle: bool) -> None:

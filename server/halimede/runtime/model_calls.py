@@ -94,4 +94,4 @@ class ModelCalls:
 
 
 def _is_in_sequence(flight: InFlight) -> bool:
-    return flight.requests.executor.place_of(flight.key).in_sequence
+    return flight.requests.executor.dependencies_of(flight.key).in_sequence

@@ -25,7 +25,7 @@ from halimede.core.observe.load import Load
 from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
-from halimede.core.schedule.wait_graph import Place
+from halimede.core.schedule.wait_graph import Dependencies
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import EndedSequenceError
 from halimede.core.types.server import WorkerHealth
@@ -36,7 +36,7 @@ from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.executor import MakeRequests
 from halimede.runtime.instances import Instances
-from halimede.runtime.request_places import RequestPlaces
+from halimede.runtime.request_locator import RequestLocator
 from halimede.runtime.requests import CANCELLED, LOST_STATE, STOPPING, InFlight, Open, Sent, VersionRequests
 from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
 
@@ -59,7 +59,7 @@ class Pump:
         self._instances = Instances()
         self._batches = RunningBatches()
         self._answers = BatchAnswers(requests, self._batches, checker, has_null_rows=scheduler.has_null_rows)
-        self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
+        self._locator = RequestLocator(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)
 
@@ -145,7 +145,7 @@ class Pump:
         if flight is None or flight.cancelled:
             return
         if reads_on and self.requests.stats.decoupled and not self._scheduler.follows_outcomes:
-            worker = self._places.worker_of(flight)
+            worker = self._locator.worker_of(flight)
             if worker is not None:
                 if self._instances.is_up(worker):
                     worker.ask_cancel(key)
@@ -158,7 +158,7 @@ class Pump:
             self.requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             self._poll()
             return
-        worker = self._places.worker_of(flight)
+        worker = self._locator.worker_of(flight)
         if worker is not None and self._instances.is_up(worker):
             worker.cancel(key)
         self._answers.abandon(flight)
@@ -179,8 +179,8 @@ class Pump:
         is_full = len(self._batches.running) >= len(self._instances.worker_of) or self._scheduler.follows_outcomes
         return is_full and self._scheduler.queued > 0
 
-    def place_of(self, key: int) -> Place:
-        return self._places.place_of(key)
+    def dependencies_of(self, key: int) -> Dependencies:
+        return self._locator.dependencies_of(key)
 
     def acknowledge(self, key: int, responses: int) -> None:
         """Notify the worker of an open request."""
@@ -257,12 +257,12 @@ class Pump:
                 log.warning("%s", action.text, extra=about)
                 continue
             if isinstance(action, Forget):
-                self._instances.worker_of[action.slot].forget(action.seat)
+                self._instances.worker_of[action.slot].forget(action.sequence_slot)
                 continue
             batch = [self.requests.record_of(key) for key in action.requests]
-            if action.seats:
-                for flight, seat in zip(batch, action.seats, strict=True):
-                    flight.seat = seat
+            if action.sequence_slots:
+                for flight, sequence_slot in zip(batch, action.sequence_slots, strict=True):
+                    flight.sequence_slot = sequence_slot
             self._execute(action.slot, batch, now)
         self._alarm.set(self._scheduler.wake_at())
 

@@ -58,15 +58,15 @@ class ReadProgress:
 
     steps: int = 0
     """Goes up with each answer of the file system, so that a long read differs from one that hangs."""
-    place: str = ""
+    repository: str = ""
     """The repository that is being read."""
     has_own_limit: bool = False
     """Whether the read ends what hangs by itself now, as a fetch from a store does."""
 
-    def begin(self, place: object) -> None:
-        """The repository at `place` is read next."""
+    def begin(self, repository: object) -> None:
+        """This repository is read next."""
         self.steps += 1
-        self.place = str(place)
+        self.repository = str(repository)
 
 
 UNWATCHED = ReadProgress()
@@ -169,7 +169,7 @@ class ModelRepository:
             else:
                 # Absolute, because the text may name the folder above.
                 warnings += no_model_warnings(Path(os.path.abspath(root)), names, ignored)
-        duplicates = {name: duplicate_problem(places) for name, places in found.items() if len(places) > 1}
+        duplicates = {name: duplicate_problem(paths) for name, paths in found.items() if len(paths) > 1}
         return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 
     def _fills_later(self, root: Path) -> bool:  # noqa: ARG002  # for repositories of another kind
@@ -303,7 +303,7 @@ def _inside(entry: ModelEntry, filename: str) -> Path:
     """
     path = entry.directory / filename
     real = Path(os.path.realpath(path))
-    if not any(real.is_relative_to(os.path.realpath(place)) for place in (entry.directory, entry.repository)):
+    if not any(real.is_relative_to(os.path.realpath(root)) for root in (entry.directory, entry.repository)):
         raise ValueError(f"{path} is a link that leads out of the repository '{entry.repository}'; copy the file there")
     return real
 
@@ -432,7 +432,7 @@ def _files_below(
     """
     top = directory.stat()
     seen = {(top.st_dev, top.st_ino)}
-    places = [os.path.realpath(directory)]
+    roots = [os.path.realpath(directory)]
     waiting = [(directory, "", is_source)]
     count = 0
     while waiting:
@@ -457,8 +457,8 @@ def _files_below(
             if is_new and child.is_symlink():
                 real = os.path.realpath(child)
                 if takes_versions and not prefix and is_version(name):
-                    places.append(real)
-                leads_elsewhere = not any(Path(real).is_relative_to(place) for place in places)
+                    roots.append(real)
+                leads_elsewhere = not any(Path(real).is_relative_to(root) for root in roots)
             yield _File(prefix + name, info, counts, leads_elsewhere)
             if is_new and not leads_elsewhere:
                 seen.add((info.st_dev, info.st_ino))

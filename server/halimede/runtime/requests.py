@@ -22,7 +22,7 @@ from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.sequences.ids import DEFAULT_MAX_ID_BYTES, SequenceIds
-from halimede.core.schedule.wait_graph import ANSWERED, Place, WaitGraph
+from halimede.core.schedule.wait_graph import ANSWERED, Dependencies, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
@@ -68,7 +68,7 @@ class Executor(Protocol):
     def is_busy(self) -> bool:
         """Whether requests are queued that no instance can take at once: only then can a circle of calls block."""
 
-    def place_of(self, key: int) -> Place:
+    def dependencies_of(self, key: int) -> Dependencies:
         """What the request waits for."""
 
 
@@ -139,7 +139,7 @@ class RequestTable:
         self.states = HeldStates(memory.at_most(max_state_bytes))
         """What is kept for the sequences of all models."""
         self.ids = SequenceIds(self.states, max_sequence_id_bytes)
-        self.waits = WaitGraph(self._place_of)
+        self.waits = WaitGraph(self._dependencies_of)
         """The calls between models."""
 
     def shortage(self, size_bytes: int) -> InferenceError | None:
@@ -176,9 +176,9 @@ class RequestTable:
             self.waits.remove(flight.key)
         return True
 
-    def _place_of(self, ticket: int) -> Place:
+    def _dependencies_of(self, ticket: int) -> Dependencies:
         flight = self.by_ticket.get(ticket)
-        return ANSWERED if flight is None else flight.requests.executor.place_of(ticket)
+        return ANSWERED if flight is None else flight.requests.executor.dependencies_of(ticket)
 
 
 class VersionRequests:

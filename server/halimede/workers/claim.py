@@ -41,7 +41,7 @@ class Claim:
         """New descriptors for the other process."""
         return tuple(os.dup(descriptor) for descriptor in self._descriptors)
 
-    def offer(self, token: int, batch: int) -> None:
+    def publish(self, token: int, batch: int) -> None:
         """Set the token of a batch. Called by the server, before it sends the batch."""
         os.eventfd_write(self._descriptors[token], batch)
 

@@ -44,12 +44,13 @@ log = logging.getLogger(__name__)
 
 
 class RunItem(CancelFlag, Protocol):
-    """One request of a batch, and its own cancel flag. `rows` is its batch size; `key` and `seat` as in BatchItem."""
+    """One request of a batch, and its own cancel flag. `rows` is its batch size; `key` and `sequence_slot` as in
+    BatchItem."""
 
     key: int
     request: InferenceRequest
     rows: int
-    seat: int
+    sequence_slot: int
 
 
 @dataclass(slots=True)
@@ -110,10 +111,11 @@ class InstanceRunner:
         elif padding is not None:
             self.run = partial(_run_groups, padding, self.run)
 
-    def forget(self, seat: int) -> None:
-        """The sequence of the seat has ended. Called on any thread, while no request of the seat executes."""
+    def forget(self, sequence_slot: int) -> None:
+        """The sequence of the sequence slot has ended. Called on any thread, while no request of the sequence slot
+        executes."""
         if self._sequences is not None:
-            self._sequences.forget(seat)
+            self._sequences.forget(sequence_slot)
 
     def close(self) -> None:
         """Drop the states of all sequences."""
@@ -389,7 +391,7 @@ class _SequenceBatches:
     def _groups_of(self, plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int]) -> list[list[int]]:
         """As the function. Null rows are padded as well."""
         fills = self._sequences.plan.fills_rows
-        rows = [items[at].seat + 1 if fills else items[at].rows for at in positions]
+        rows = [items[at].sequence_slot + 1 if fills else items[at].rows for at in positions]
         return _groups_of(plan, items, positions, rows)
 
     def _run_group(

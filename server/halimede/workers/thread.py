@@ -101,9 +101,9 @@ class ThreadWorker:
     def ask_cancel(self, key: int) -> None:
         """No effect: models on threads are not decoupled."""
 
-    def forget(self, seat: int) -> None:
+    def forget(self, sequence_slot: int) -> None:
         if self._runner is not None:
-            self._runner.forget(seat)
+            self._runner.forget(sequence_slot)
 
     def acknowledge(self, key: int, responses: int) -> None:
         """No effect: models on threads answer each request once."""

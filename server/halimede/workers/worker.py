@@ -19,7 +19,7 @@ NO_PARAMETERS: Parameters = {}
 class BatchItem:
     """One request of a batch, and its own cancel flag. `rows` is its batch size.
 
-    `caller` is set for requests from inside the server, None for those of clients. `seat` is as in
+    `caller` is set for requests from inside the server, None for those of clients. `sequence_slot` is as in
     `core.schedule.actions.Execute`.
     """
 
@@ -28,7 +28,7 @@ class BatchItem:
     rows: int
     cancelled: bool
     caller: Caller | None = field(default=None, kw_only=True)
-    seat: int = field(default=0, kw_only=True)
+    sequence_slot: int = field(default=0, kw_only=True)
 
 
 @dataclass(slots=True)
@@ -138,9 +138,9 @@ class Worker(Protocol):
     def ask_cancel(self, key: int) -> None:
         """Let a decoupled model see that a request is cancelled, and send what it still answers."""
 
-    def forget(self, seat: int) -> None:
-        """Drop the state of a seat: its sequence has ended, and none of its requests is executing. No effect between
-        WorkerDown and WorkerUp."""
+    def forget(self, sequence_slot: int) -> None:
+        """Drop the state of a sequence slot: its sequence has ended, and none of its requests is executing. No effect
+        between WorkerDown and WorkerUp."""
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has received `responses` more answers of the request; a model that waits for this may continue."""

@@ -9,7 +9,7 @@ import pytest
 from halimede.frontends.grpc.call import CALL_BYTES, FREE_CALLS, NO_ROOM
 from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.grpc.options import Transport
-from halimede.frontends.steps import PLACES
+from halimede.frontends.steps import PERMITS
 from support.grpc_messages import message
 from support.h2attack import reset
 from support.h2client import CONTINUATION, HEADERS, INFER, LIVE, STREAM_INFER, H2Client, frame, grpc_message
@@ -39,7 +39,7 @@ def test_a_stream_that_waits_for_a_place_cancels_its_requests_at_a_reset(served:
     deflate = [("grpc-encoding", "deflate")]
     large, small, second = bomb("ident", 32 * MIB), grpc_message(message("held").SerializeToString()), bomb("held", MIB)
     with H2Client(("127.0.0.1", served.port)) as client:
-        for _ in range(PLACES):
+        for _ in range(PERMITS):
             client.call(INFER, large, deflate)
         stream = client.call(STREAM_INFER, None, deflate)
         client.send_data(stream, small, is_end=False)

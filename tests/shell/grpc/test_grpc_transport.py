@@ -30,13 +30,13 @@ CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
 
 
-def place(served) -> tuple[str, int]:
+def address(served) -> tuple[str, int]:
     return (served.address, served.port)
 
 
 def test_too_many_pings_end_the_connection(serve) -> None:
     served = serve()
-    with H2Client(place(served)) as client:
+    with H2Client(address(served)) as client:
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
         assert client.ping_until_refused(20) < 20
         assert client.goaway() == TOO_MANY_PINGS
@@ -46,10 +46,10 @@ def test_too_many_pings_end_the_connection(serve) -> None:
 def test_flags_set_the_number_of_permitted_pings(serve) -> None:
     counts = []
     for strikes in (1, 6):
-        with H2Client(place(serve(Transport(http2_max_ping_strikes=strikes)))) as client:
+        with H2Client(address(serve(Transport(http2_max_ping_strikes=strikes)))) as client:
             counts.append(client.ping_until_refused(20))
     assert counts[1] - counts[0] == 5
-    with H2Client(place(serve(Transport(http2_max_ping_strikes=0)))) as client:
+    with H2Client(address(serve(Transport(http2_max_ping_strikes=0)))) as client:
         assert client.ping_until_refused(30) == 30
 
 
@@ -61,27 +61,27 @@ def test_pings_may_arrive_as_often_as_the_flag_permits(
 ) -> None:
     """Connections without calls may ping only where that is permitted."""
     transport = Transport(http2_min_recv_ping_interval_without_data=1, keepalive_permit_without_calls=without_calls)
-    with H2Client(place(serve(transport))) as client:
+    with H2Client(address(serve(transport))) as client:
         if with_call:
             client.call(STREAM_INFER, None)
         assert (client.ping_until_refused(20) < 20) is refused
 
 
 def test_the_server_pings_connections_with_calls_and_idle_ones_if_permitted(serve) -> None:
-    with H2Client(place(serve(Transport(keepalive_time=100)))) as client:
+    with H2Client(address(serve(Transport(keepalive_time=100)))) as client:
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
         before = client.pings()
         client.receive_until(lambda: client.pings() > before, 0.5)
         assert client.pings() == before
         client.call(STREAM_INFER, None)
         assert client.receive_until(lambda: client.pings() >= before + 2)
-    with H2Client(place(serve(Transport(keepalive_time=100, keepalive_permit_without_calls=True)))) as client:
+    with H2Client(address(serve(Transport(keepalive_time=100, keepalive_permit_without_calls=True)))) as client:
         assert client.receive_until(lambda: client.pings() >= 2)
 
 
 def test_a_client_that_answers_no_ping_is_closed_after_the_timeout(serve) -> None:
     transport = Transport(keepalive_time=100, keepalive_timeout=300, keepalive_permit_without_calls=True)
-    with H2Client(place(serve(transport)), answers_pings=False) as client:
+    with H2Client(address(serve(transport)), answers_pings=False) as client:
         assert client.wait_closed(20)
         assert client.goaway() == (ENHANCE_YOUR_CALM, b"ping_timeout")
 
@@ -89,13 +89,13 @@ def test_a_client_that_answers_no_ping_is_closed_after_the_timeout(serve) -> Non
 @pytest.mark.load
 def test_the_default_timeout_of_a_ping_is_twenty_seconds(serve) -> None:
     transport = Transport(keepalive_time=100, keepalive_permit_without_calls=True)
-    with H2Client(place(serve(transport)), answers_pings=False) as client:
+    with H2Client(address(serve(transport)), answers_pings=False) as client:
         assert not client.wait_closed(18)
         assert client.wait_closed(20)
 
 
 def test_an_old_connection_gets_goaway_and_is_closed_after_the_grace(serve) -> None:
-    with H2Client(place(serve(Transport(max_connection_age=200, max_connection_age_grace=200)))) as client:
+    with H2Client(address(serve(Transport(max_connection_age=200, max_connection_age_grace=200)))) as client:
         stream = client.call(STREAM_INFER, None)
         assert client.receive_until(client.goaway)
         assert client.goaway() == (0, b"max_age")
@@ -117,7 +117,7 @@ def test_an_old_connection_gets_goaway_and_is_closed_after_the_grace(serve) -> N
 def test_answers_are_compressed_for_clients_that_accept_it(
     serve, level: str, accepted: str, encoding: str | None
 ) -> None:
-    with H2Client(place(serve(Transport(compression_level=level)))) as client:
+    with H2Client(address(serve(Transport(compression_level=level)))) as client:
         headers = [("grpc-accept-encoding", accepted)] if accepted else []
         stream = client.call(STATISTICS, grpc_message(b""), headers)
         fields = client.finish(stream)
@@ -133,7 +133,7 @@ def test_tritonclient_reads_compressed_answers(serve) -> None:
 
 
 def test_calls_beyond_the_limit_of_a_connection_are_refused(served) -> None:
-    with H2Client(place(served)) as client:
+    with H2Client(address(served)) as client:
         streams = [client.call(STREAM_INFER, None) for _ in range(MAX_CONCURRENT_STREAMS + 3)]
         assert client.receive_until(lambda: len(client.of(RST_STREAM)) == 3)
         assert [got.stream for got in client.of(RST_STREAM)] == streams[-3:]

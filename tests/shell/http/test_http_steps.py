@@ -8,7 +8,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.steps import Steps
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
-from halimede.frontends.steps import PLACES, SMALL_BYTES, StepQueue
+from halimede.frontends.steps import PERMITS, SMALL_BYTES, StepQueue
 
 
 class OneExchange:
@@ -163,13 +163,13 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
 def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
     async def scenario() -> None:
         queue = StepQueue()
-        large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
+        large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PERMITS + 2)]
         small = Body(queue, SMALL_BYTES)
-        assert await turns_of(large, 7 * len(large)) == ["whole"] * PLACES + [""] * 2
+        assert await turns_of(large, 7 * len(large)) == ["whole"] * PERMITS + [""] * 2
         # Waiting bodies are one step above the limit of small ones.
-        assert [body.held for body in large[PLACES:]] != [0, 0]
+        assert [body.held for body in large[PERMITS:]] != [0, 0]
         assert small.outcome == "whole"
-        assert await turns_of(large, 20) == ["whole"] * (PLACES + 2)
+        assert await turns_of(large, 20) == ["whole"] * (PERMITS + 2)
 
     asyncio.run(scenario())
 
@@ -177,13 +177,13 @@ def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
 def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
     async def scenario() -> None:
         queue = StepQueue()
-        large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]
+        large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PERMITS + 2)]
         await turns_of(large, 2 * len(large))
-        large[PLACES].leave()
+        large[PERMITS].leave()
         large[0].leave()
-        assert large[PLACES].is_closed
+        assert large[PERMITS].is_closed
         outcomes = await turns_of(large, 60 * len(large))
-        assert outcomes == ["", *["whole"] * (PLACES - 1), "", "whole"]
+        assert outcomes == ["", *["whole"] * (PERMITS - 1), "", "whole"]
         assert large[0].is_closed
 
     asyncio.run(scenario())

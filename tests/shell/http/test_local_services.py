@@ -23,11 +23,11 @@ def test_a_service_that_never_started_frees_its_port(http: Any, tmp_path: Path) 
 def test_metrics_are_served_until_the_service_closes(http: Any) -> None:
     settings = Settings(metrics_address="127.0.0.1", metrics_port=0)
     service = LocalService(METRICS, settings, http.call(lambda: MetricsServer(lambda: iter(()), log=http.log.append)))
-    place = service.bind()[METRICS]
+    address = service.bind()[METRICS]
     http.run(service.start())
     http.call(service.send_away)
     http.run(service.drain())
-    http.port = int(place.rpartition(":")[2])
+    http.port = int(address.rpartition(":")[2])
     assert http.ask("GET", "/").status == 200
     assert "connection" not in http.ask("GET", "/").headers
     http.run(service.close())

@@ -54,7 +54,7 @@ def answer(connection: socket.socket) -> bytes:
 
 def is_served(running: Any, connection: socket.socket) -> bool:
     with connection:
-        connection.connect(running.place)
+        connection.connect(running.address)
         connection.sendall(b"x")
         return answer(connection) == b"x"
 
@@ -84,7 +84,7 @@ def test_without_descriptors_clients_are_refused_until_some_are_free(serve: Any,
         refused, later, idle = clients(20), clients(5), running.use()
         with no_files_left() as taken:
             for client in refused:
-                client.connect(running.place)
+                client.connect(running.address)
                 assert answer(client) == b"refused"
             idle.sendall(b"x")
             assert answer(idle) == b"x"
@@ -145,7 +145,7 @@ def test_connections_of_the_backlog_are_accepted_at_the_end(serve: Any, each_loo
     async def connect_and_stop() -> None:
         # The loop accepts nothing between these lines.
         for client in clients(100):
-            client.connect(running.place)
+            client.connect(running.address)
             client.sendall(b"x")
             connected.append(client)
         await running.port.stop_accepting()
@@ -161,7 +161,7 @@ def test_connections_reset_before_accept_do_not_affect_others(serve: Any, each_l
 
     async def connect_and_reset() -> None:
         for client in clients(200):
-            client.connect(running.place)
+            client.connect(running.address)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             client.close()
 
@@ -177,7 +177,7 @@ def test_connections_that_arrive_together_count_once(serve: Any, each_loop: Any)
 
     async def connect_all() -> None:
         for client in connected:
-            client.connect(running.place)
+            client.connect(running.address)
 
     running.run(connect_all())
     for client in connected[:100]:

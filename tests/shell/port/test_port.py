@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halimede.frontends.port import SWEEP_STEP, PortLimits
-from halimede.frontends.sockets import bind, bind_places, bound_port
+from halimede.frontends.sockets import bind, bind_addresses, bound_port
 from support.echo import PAGE
 
 
@@ -188,16 +188,16 @@ def test_close_ends_all_connections_and_may_be_called_again(serve: Any, each_loo
 
 
 def test_all_addresses_of_a_name_are_served_on_one_port(serve: Any, each_loop: Any) -> None:
-    places = [(socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET, ("127.0.0.2",))]
-    running = serve(loop_factory=each_loop, sockets=bind_places(places, 0))
-    for _, (host,) in places:
-        with socket.create_connection((host, running.place[1]), timeout=20) as client:
+    addresses = [(socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET, ("127.0.0.2",))]
+    running = serve(loop_factory=each_loop, sockets=bind_addresses(addresses, 0))
+    for _, (host,) in addresses:
+        with socket.create_connection((host, running.address[1]), timeout=20) as client:
             client.sendall(b"x")
             assert client.recv(100) == b"x"
     running.run(running.port.stop_accepting())
-    for _, (host,) in places:
+    for _, (host,) in addresses:
         with socket.socket() as late:
-            assert late.connect_ex((host, running.place[1])) != 0
+            assert late.connect_ex((host, running.address[1])) != 0
 
 
 def test_a_unix_socket_serves_and_its_file_is_removed(serve: Any, each_loop: Any, tmp_path: Path) -> None:

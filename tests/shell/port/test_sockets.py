@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halimede.frontends.sockets import Place, bind, bind_places, bound_port
+from halimede.frontends.sockets import SocketAddress, bind, bind_addresses, bound_port
 
 
 def has_ipv6() -> bool:
@@ -23,9 +23,9 @@ def has_ipv6() -> bool:
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 IPV4, IPV6 = (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")
-HERE: Place = (socket.AF_INET, ("127.0.0.1",))
-ALSO_HERE: Place = (socket.AF_INET, ("127.0.0.2",))
-ELSEWHERE: Place = (socket.AF_INET, ("192.0.2.1",))
+HERE: SocketAddress = (socket.AF_INET, ("127.0.0.1",))
+ALSO_HERE: SocketAddress = (socket.AF_INET, ("127.0.0.2",))
+ELSEWHERE: SocketAddress = (socket.AF_INET, ("192.0.2.1",))
 
 
 def error(address: str, port: int = 0, **options: bool) -> str:
@@ -71,30 +71,30 @@ def test_addresses_that_cannot_be_used_are_named() -> None:
 
 
 def test_all_addresses_of_a_name_have_one_port() -> None:
-    sockets = bind_places([HERE, ELSEWHERE, ALSO_HERE], 0)
+    sockets = bind_addresses([HERE, ELSEWHERE, ALSO_HERE], 0)
     port = bound_port(sockets)
     assert [sock.getsockname() for sock in sockets] == [("127.0.0.1", port), ("127.0.0.2", port)]
     close(sockets)
 
 
 def test_one_address_that_is_in_use_releases_the_others() -> None:
-    taken = bind_places([ALSO_HERE], 0)
+    taken = bind_addresses([ALSO_HERE], 0)
     port = bound_port(taken)
     with pytest.raises(OSError, match="in use"):
-        bind_places([HERE, ALSO_HERE], port)
-    close(bind_places([HERE], port))
+        bind_addresses([HERE, ALSO_HERE], port)
+    close(bind_addresses([HERE], port))
     close(taken)
 
 
 def test_a_name_without_an_address_of_this_machine_is_refused() -> None:
     with pytest.raises(OSError, match="Cannot assign") as raised:
-        bind_places([ELSEWHERE], 0)
+        bind_addresses([ELSEWHERE], 0)
     assert raised.value.errno == errno.EADDRNOTAVAIL
 
 
 def test_no_free_port_for_all_addresses_is_an_error() -> None:
     with pytest.raises(OSError, match="in use") as raised:
-        bind_places([(socket.AF_INET, ("0.0.0.0",)), HERE], 0)
+        bind_addresses([(socket.AF_INET, ("0.0.0.0",)), HERE], 0)
     assert raised.value.errno == errno.EADDRINUSE
 
 
@@ -180,7 +180,7 @@ def test_servers_share_a_port_only_if_all_request_it() -> None:
 
 def test_two_servers_on_one_port_both_serve(serve: Any) -> None:
     first = serve(sockets=bind("127.0.0.1", 0, "Echo", reuse_port=True))
-    second = serve(sockets=bind("127.0.0.1", first.place[1], "Echo", reuse_port=True))
+    second = serve(sockets=bind("127.0.0.1", first.address[1], "Echo", reuse_port=True))
     clients = [first.use() for _ in range(100)]
     counts = [running.port.connection_count for running in (first, second)]
     assert sum(counts) == 100

@@ -9,7 +9,7 @@ import pytest
 
 from halimede.core.config.check_request import Checked
 from halimede.core.ensemble.admission import MAX_WAITING
-from halimede.core.schedule.wait_graph import ANSWERED, Place
+from halimede.core.schedule.wait_graph import ANSWERED, Dependencies
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
@@ -100,8 +100,8 @@ async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
     for key, caller in enumerate(callers, 1):
         bench.submit(key, caller=caller)
         assert bench.server.take().caller == (Caller(1), Caller(4), Caller(4, 3, None, "m", 7))[key - 1]
-    assert bench.ensemble.place_of(3) == Place([(3,)])
-    assert bench.ensemble.place_of(4) == ANSWERED
+    assert bench.ensemble.dependencies_of(3) == Dependencies([(3,)])
+    assert bench.ensemble.dependencies_of(4) == ANSWERED
 
 
 @run_on_loop

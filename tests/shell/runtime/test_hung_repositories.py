@@ -119,7 +119,7 @@ def test_each_file_of_a_read_is_a_step(tmp_path: Path) -> None:
     progress = ReadProgress()
     repository = ModelRepository((tmp_path,))
     repository.find("m", progress)
-    assert (progress.steps > 50, progress.place) == (True, str(tmp_path))
+    assert (progress.steps > 50, progress.repository) == (True, str(tmp_path))
     before = progress.steps
     assert repository.scan(progress) == Listing(("m",))
     assert progress.steps > before

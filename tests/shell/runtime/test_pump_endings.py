@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from halimede.core.config.check_request import Checked
-from halimede.core.schedule.wait_graph import ANSWERED, Place
+from halimede.core.schedule.wait_graph import ANSWERED, Dependencies
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.core.types.statistics import FailureReason
@@ -223,12 +223,15 @@ def test_the_place_of_a_request_names_what_it_waits_for() -> None:
         bench.submit(1, 2)
         await bench.turn()
         first, second = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
-        assert (pump.place_of(1), pump.place_of(2)) == (Place([(first, Answers(first))]), Place([(first,)]))
+        assert (pump.dependencies_of(1), pump.dependencies_of(2)) == (
+            Dependencies([(first, Answers(first))]),
+            Dependencies([(first,)]),
+        )
         worker.finish()
-        assert (pump.place_of(1), pump.place_of(3)) == (Place([(Answers(first),)]), ANSWERED)
-        assert pump.place_of(2) == Place([()]), "nothing runs before the turn ends"
+        assert (pump.dependencies_of(1), pump.dependencies_of(3)) == (Dependencies([(Answers(first),)]), ANSWERED)
+        assert pump.dependencies_of(2) == Dependencies([()]), "nothing runs before the turn ends"
         await bench.turn()
-        assert pump.place_of(2) == Place([(second, Answers(second))])
+        assert pump.dependencies_of(2) == Dependencies([(second, Answers(second))])
 
     run_on_loop(scenario)
 
@@ -242,9 +245,9 @@ def test_a_request_of_a_batch_that_has_not_begun_is_queued() -> None:
         first, second = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
         assert [item.key for item in worker.next[0]] == [2]
         assert (bench.pump.queued, bench.executing) == (1, 1)
-        assert bench.pump.place_of(2) == Place([(first,)])
+        assert bench.pump.dependencies_of(2) == Dependencies([(first,)])
         worker.finish(reply=outputs())
-        assert bench.pump.place_of(2) == Place([(second, Answers(second))])
+        assert bench.pump.dependencies_of(2) == Dependencies([(second, Answers(second))])
         assert (bench.pump.queued, bench.executing) == (0, 1)
 
     run_on_loop(scenario)

@@ -32,10 +32,10 @@ def test_a_request_waits_for_the_one_before_it_in_its_sequence(policy: SequenceP
         bench.submit(2, sequence_id="8", sequence_start=True, sequence_end=True)
         bench.submit(3, sequence_id=7, sequence_end=True)
         await bench.turn()
-        assert (worker.given, [item.seat for item in worker.batches[0]]) == ([[1, 2]], [0, 1])
+        assert (worker.given, [item.sequence_slot for item in worker.batches[0]]) == ([[1, 2]], [0, 1])
         worker.finish()
         await bench.turn()
-        assert (worker.given, worker.batches[0][0].seat) == ([[3]], 0)
+        assert (worker.given, worker.batches[0][0].sequence_slot) == ([[3]], 0)
         worker.finish()
         assert bench.answers == [(1, "ok", True), (2, "ok", True), (3, "ok", True)]
         await bench.requests.drained()
@@ -152,7 +152,7 @@ def test_a_request_that_is_answered_before_its_batch_ends_is_executed() -> None:
     run_on_loop(scenario)
 
 
-def test_the_seat_of_an_idle_sequence_is_given_away_without_another_event() -> None:
+def test_the_slot_of_an_idle_sequence_is_given_away_without_another_event() -> None:
     async def scenario() -> None:
         bench, worker = bench_of(SequenceScheduler(direct(1, idle_ns=MS)))
         bench.submit(1, sequence_id=7, sequence_start=True)
@@ -191,13 +191,17 @@ def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
         bench, worker = iterative_bench()
         bench.submit(1, 2)
         await bench.turn()
-        first = [(item.request.sequence_id, item.request.sequence_start, item.seat) for item in worker.batches[0]]
+        first = [
+            (item.request.sequence_id, item.request.sequence_start, item.sequence_slot) for item in worker.batches[0]
+        ]
         assert first == [(1, True, 0), (2, True, 1)]
         worker.finish(1)
         assert (bench.answers, bench.pump.queued) == ([(1, "ok", True)], 1)
         bench.submit(3)
         await bench.turn()
-        second = [(item.request.sequence_id, item.request.sequence_start, item.seat) for item in worker.batches[0]]
+        second = [
+            (item.request.sequence_id, item.request.sequence_start, item.sequence_slot) for item in worker.batches[0]
+        ]
         assert sorted(second) == [(2, False, 1), (3, True, 0)]
         worker.finish(*range(2))
         await bench.turn()

@@ -66,14 +66,14 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
     found = []
     for placed in (False, True):
         shelf = Shelf(placed)
-        done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
+        done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.store, lambda: (9, [(1, 64), (2, 0)]))
         found.append(("done", bytes(body_of(done, WorkerFrame.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
             if isinstance(reply, Rescheduled):
                 continue
-            response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
+            response = encode_response(3, reply, False, (8, 9), OUT, shelf.store)
             found.append(("response", bytes(body_of(response, WorkerFrame.RESPONSE)), shelf))
-        infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
+        infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.store, lambda: 5)
         found.append(("infer", bytes(body_of(infer, InferenceFrame.INFER)), shelf))
     return found
 
@@ -82,7 +82,7 @@ def test_a_response_cannot_ask_for_another_execution() -> None:
     done = bytes(body_of(done_frame([RESCHEDULED]), WorkerFrame.DONE))
     assert list(done_of(done, Shelf(False)).again) == [0]
     # A reply is described by 8 bytes, at the same place in its frame's description.
-    opened = bytes(body_of(encode_response(3, None, False, (8, 9), OUT, Shelf(False).place), WorkerFrame.RESPONSE))
+    opened = bytes(body_of(encode_response(3, None, False, (8, 9), OUT, Shelf(False).store), WorkerFrame.RESPONSE))
     kind = struct.pack("<BBHI", 2, 0, 0, 0)
     assert opened.count(kind) == 1
     with pytest.raises(FrameError, match="RESPONSE: another execution"):
@@ -226,8 +226,8 @@ def test_a_call_without_inputs_is_read():
         infer_body(own=own(b"[]", parameters=2)),
         infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(bytes(17), flags=4), inputs=1),
         *(
-            infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(struct.pack("<HQQ", *place), flags=4), inputs=1)
-            for place in [(0, 2**64 - 1, 2**64 - 1), (9, 0, 1 << 62)]
+            infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(struct.pack("<HQQ", *location), flags=4), inputs=1)
+            for location in [(0, 2**64 - 1, 2**64 - 1), (9, 0, 1 << 62)]
         ),
     ],
 )

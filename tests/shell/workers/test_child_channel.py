@@ -228,7 +228,7 @@ def test_unused_blocks_are_reported(server: Server):
     server.send(WorkerFrame.EXECUTE)
     server.channel.receive()
     free_bytes = server.memory.outbound.blocks.free_bytes
-    block = server.memory.place(bytes(100))
+    block = server.memory.store(bytes(100))
     assert block is not None
     assert server.memory.outbound.blocks.free_bytes < free_bytes
 

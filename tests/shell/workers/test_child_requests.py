@@ -1,4 +1,4 @@
-"""The requests of a worker process that are executed several times: they are bounded by the seats."""
+"""The requests of a worker process that are executed several times: they are bounded by the sequence slots."""
 
 import socket
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ def requests() -> Iterator[OpenRequests]:
     server.close()
 
 
-def item(key: int, seat: int = 0) -> BatchItem:
-    return BatchItem(key, InferenceRequest("m"), 1, False, seat=seat)
+def item(key: int, sequence_slot: int = 0) -> BatchItem:
+    return BatchItem(key, InferenceRequest("m"), 1, False, sequence_slot=sequence_slot)
 
 
 def test_a_request_stays_open_between_its_executions(requests: OpenRequests) -> None:
@@ -52,10 +52,10 @@ def test_answers_are_sent_while_the_client_of_a_cancelled_request_reads_on(serve
     assert (requests.is_cancelled(1), requests.wait_for_room(1)) == (True, False)
 
 
-def test_another_request_at_its_seat_ends_it(requests: OpenRequests) -> None:
+def test_another_request_at_its_slot_ends_it(requests: OpenRequests) -> None:
     for key in range(1, 100):
-        requests.add([item(key, seat=key % 2)], begun_ns=key)
-        requests.keep(item(key, seat=key % 2))
+        requests.add([item(key, sequence_slot=key % 2)], begun_ns=key)
+        requests.keep(item(key, sequence_slot=key % 2))
     assert sorted(requests.open) == [98, 99]
 
 

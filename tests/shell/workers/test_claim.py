@@ -19,10 +19,10 @@ def sides() -> Iterator[tuple[Claim, Claim]]:
 
 def test_one_side_gets_the_token(sides: tuple[Claim, Claim]) -> None:
     server, process = sides
-    server.offer(0, 7)
+    server.publish(0, 7)
     assert process.try_take(0, 7)
     assert not server.try_take(0, 7)
-    server.offer(0, 9)
+    server.publish(0, 9)
     assert server.try_take(0, 9)
     assert not process.try_take(0, 9)
 
@@ -30,9 +30,9 @@ def test_one_side_gets_the_token(sides: tuple[Claim, Claim]) -> None:
 def test_the_token_of_a_later_batch_is_kept_for_it(sides: tuple[Claim, Claim]) -> None:
     """The process finds the frame of a batch that was taken back before that of the next one with the same token."""
     server, process = sides
-    server.offer(1, 7)
+    server.publish(1, 7)
     assert server.try_take(1, 7)
-    server.offer(1, 8)
+    server.publish(1, 8)
     assert not process.try_take(1, 7)
     assert process.try_take(1, 8)
     assert not process.try_take(1, 8)
@@ -40,8 +40,8 @@ def test_the_token_of_a_later_batch_is_kept_for_it(sides: tuple[Claim, Claim]) -
 
 def test_the_tokens_are_independent(sides: tuple[Claim, Claim]) -> None:
     server, process = sides
-    server.offer(0, 7)
-    server.offer(1, 8)
+    server.publish(0, 7)
+    server.publish(1, 8)
     assert server.try_take(1, 8)
     assert process.try_take(0, 7)
 

@@ -56,14 +56,19 @@ from support.frames import (
 @settings(max_examples=150, deadline=None)
 def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, placed: bool):
     shelf = Shelf(placed)
-    frame = encode_execute(batch, items, shelf.place)
+    frame = encode_execute(batch, items, shelf.store)
 
     got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), shelf.locate)
 
     assert got.batch == batch
     assert len(got.items) == len(items)
     for item, sent in zip(got.items, items, strict=True):
-        assert (item.key, item.rows, item.seat, item.cancelled) == (sent.key, sent.rows, sent.seat, False)
+        assert (item.key, item.rows, item.sequence_slot, item.cancelled) == (
+            sent.key,
+            sent.rows,
+            sent.sequence_slot,
+            False,
+        )
         assert plain(item.request.inputs) == plain(sent.request.inputs)
         item.request.inputs, sent.request.inputs = [], []
         if len(sent.request.outputs) == len(OUTPUTS):
@@ -79,7 +84,7 @@ def test_answers_arrive_as_they_were_sent(
     shelf = Shelf(placed)
     retained = [(at + 1, 64 * at) for at in range(len(replies))]
     sent = list(replies)
-    frame = encode_done(7, replies, failed, times, OUT, shelf.place, lambda: (wanted, retained))
+    frame = encode_done(7, replies, failed, times, OUT, shelf.store, lambda: (wanted, retained))
     assert replies == [], "what lies in shared memory is not held any more"
 
     done = decode_done(body_of(frame, WorkerFrame.DONE), OUTPUTS, shelf.locate)
@@ -96,7 +101,7 @@ def test_answers_arrive_as_they_were_sent(
 @settings(max_examples=100, deadline=None)
 def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, times: tuple[int, int], placed: bool):
     shelf = Shelf(placed)
-    frame = encode_response(key, reply, final, times, OUT, shelf.place)
+    frame = encode_response(key, reply, final, times, OUT, shelf.store)
 
     response = decode_response(body_of(frame, WorkerFrame.RESPONSE), OUTPUTS, shelf.locate)
 
@@ -111,7 +116,7 @@ U32 = st.integers(1, 2**32 - 1)
 @settings(max_examples=150, deadline=None)
 def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceRequest, wanted: int, placed: bool):
     shelf = Shelf(placed)
-    frame = encode_infer(number, batch, call, shelf.place, lambda: wanted)
+    frame = encode_infer(number, batch, call, shelf.store, lambda: wanted)
 
     got = decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
 
@@ -126,7 +131,7 @@ def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceR
 @settings(max_examples=150, deadline=None)
 def test_an_answer_to_a_call_arrives_as_it_was_sent(number: int, answer: InferenceResponse, placed: bool):
     shelf = Shelf(placed)
-    frame = encode_call_answer(number, answer, shelf.place)
+    frame = encode_call_answer(number, answer, shelf.store)
     body = body_of(frame, InferenceFrame.CALL_ANSWER)
 
     call, got = decode_call_answer(body, shelf.locate)
@@ -160,12 +165,12 @@ def test_a_call_that_does_not_fit_into_a_frame_is_refused(fields: dict[str, Any]
     call = InferenceRequest(**{"model_name": "m", **fields})
 
     with pytest.raises((ValueError, struct.error), match=error):
-        encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+        encode_infer(1, 0, call, Shelf(False).store, lambda: 0)
 
 
 def test_lone_surrogates_in_a_call_are_replaced():
     call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
-    frame = encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+    frame = encode_infer(1, 0, call, Shelf(False).store, lambda: 0)
 
     got = decode_infer(body_of(frame, InferenceFrame.INFER), Shelf(False).locate).request
 
@@ -186,7 +191,7 @@ def test_lone_surrogates_in_a_call_are_replaced():
     ids=["id", "sequence", "longer sequence", "inputs", "dimensions", "outputs", "parameters"],
 )
 def test_long_fields_of_clients_do_not_break_the_channel(item: BatchItem):
-    frame = encode_execute(1, [item], Shelf(False).place)
+    frame = encode_execute(1, [item], Shelf(False).store)
 
     got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), Shelf(False).locate)
 
@@ -195,7 +200,7 @@ def test_long_fields_of_clients_do_not_break_the_channel(item: BatchItem):
 
 def test_lone_surrogates_of_a_client_are_replaced():
     item = request(id="a\ud800b", sequence_id="\udfff", parameters={"k\ud800": "v"})
-    frame = encode_execute(1, [item], Shelf(False).place)
+    frame = encode_execute(1, [item], Shelf(False).store)
 
     got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), Shelf(False).locate)
 

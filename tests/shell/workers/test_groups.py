@@ -36,7 +36,7 @@ def refuse(number: int, error: Exception) -> None:
 
 def infers(requests: Numbered, shelf: Shelf | None = None, wanted: int = 0) -> memoryview:
     """The body of the frame."""
-    frame = encode_infers(requests, (shelf or Shelf(False)).place, lambda: wanted, refuse)
+    frame = encode_infers(requests, (shelf or Shelf(False)).store, lambda: wanted, refuse)
     return body_of(frame, FrontFrame.INFERS)
 
 
@@ -71,7 +71,7 @@ def test_requests_arrive_as_they_were_sent(requests: Numbered, wanted: int, plac
 @settings(max_examples=60, deadline=None)
 def test_answers_arrive_as_they_were_sent(answers: list[tuple[int, InferenceResponse]], placed: bool):
     shelf = Shelf(placed)
-    body = body_of(encode_answers(answers, shelf.place), FrontFrame.ANSWERS)
+    body = body_of(encode_answers(answers, shelf.store), FrontFrame.ANSWERS)
 
     check_equal(list(decode_answers(body, shelf.locate)), answers, "outputs")
 
@@ -123,7 +123,7 @@ def test_a_request_that_cannot_be_sent_is_reported_alone(requests: Numbered, pla
     failed: list[tuple[int, str]] = []
     shelf = Shelf(False)
 
-    frame = encode_infers(sent, shelf.place, lambda: 0, lambda number, error: failed.append((number, str(error))))
+    frame = encode_infers(sent, shelf.store, lambda: 0, lambda number, error: failed.append((number, str(error))))
 
     assert failed == [(number, "input 'x' has no datatype") for number, request in sent if request is bad]
     check_equal(read(body_of(frame, FrontFrame.INFERS)), [one for one in sent if one[1] is not bad], "inputs")
@@ -146,7 +146,7 @@ def test_each_field_beyond_its_limit_is_reported(fields: dict[str, Any]):
     failed: list[int] = []
     requests = [(1, small(1)), (2, InferenceRequest(**{"model_name": "m", **fields})), (3, small(3))]
 
-    frame = encode_infers(requests, Shelf(False).place, lambda: 0, lambda number, _: failed.append(number))
+    frame = encode_infers(requests, Shelf(False).store, lambda: 0, lambda number, _: failed.append(number))
 
     assert failed == [2]
     check_equal(read(body_of(frame, FrontFrame.INFERS)), [requests[0], requests[2]], "inputs")
@@ -158,12 +158,12 @@ def test_long_texts_of_clients_arrive():
     answers = [(2, InferenceResponse("m", "1", long, parameters={"k": long}))]
 
     check_equal(read(infers(requests)), requests, "inputs")
-    body = body_of(encode_answers(answers, Shelf(False).place), FrontFrame.ANSWERS)
+    body = body_of(encode_answers(answers, Shelf(False).store), FrontFrame.ANSWERS)
     check_equal(list(decode_answers(body, Shelf(False).locate)), answers, "outputs")
 
 
 def test_only_requests_that_were_not_sent_leave_an_empty_frame():
-    frame = encode_infers([(1, small(1, sequence_id=-1))], Shelf(False).place, lambda: 5, lambda *_: None)
+    frame = encode_infers([(1, small(1, sequence_id=-1))], Shelf(False).store, lambda: 5, lambda *_: None)
     body = body_of(frame, FrontFrame.INFERS)
 
     assert (wanted_bytes(body), read(body)) == (5, [])

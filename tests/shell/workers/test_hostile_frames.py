@@ -68,11 +68,11 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         "a reply of kind 9",
     ),
     "a response elsewhere": (
-        bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), place=lambda _: (1, 0))),
+        bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), store=lambda _: (1, 0))),
         "RESPONSE: bytes 0 to 102400 of segment 1, which it was not given",
     ),
     "a response in segment 65535": (
-        bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), place=lambda _: (65535, 2**64 - 1))),
+        bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), store=lambda _: (65535, 2**64 - 1))),
         "of segment 65535, which it was not given",
     ),
     "a second STARTED": (raw(ChannelFrame.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
@@ -125,7 +125,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     ),
     "an empty inference": (raw(InferenceFrame.INFER), "INFER: a description that ends too early"),
     "an inference elsewhere": (
-        infer(1, 100 * KIB, place=lambda _: (1, 0)),
+        infer(1, 100 * KIB, store=lambda _: (1, 0)),
         "INFER: bytes 0 to 102400 of segment 1, which it was not given",
     ),
     "an inference twice": (infer(1, 10) * 2, "inference 1 twice"),
@@ -217,22 +217,22 @@ async def a_bomb_in_parameters(each: Stage) -> bytes:
 
 async def bytes_beyond_its_block(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([tensor("out", 100 * KIB + 65)])], place=lambda _: (1, 0)))
+    return bytes(done_frame(batch, [Answer([tensor("out", 100 * KIB + 65)])], store=lambda _: (1, 0)))
 
 
 async def bytes_of_free_memory(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], place=lambda _: (1, 512 * KIB)))
+    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], store=lambda _: (1, 512 * KIB)))
 
 
 async def bytes_behind_a_segment(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], place=lambda _: (1, MIB - KIB)))
+    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], store=lambda _: (1, MIB - KIB)))
 
 
 async def bytes_behind_all_memory(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], place=lambda _: (1, 2**64 - 10 * KIB)))
+    return bytes(done_frame(batch, [Answer([tensor("out", 20 * KIB)])], store=lambda _: (1, 2**64 - 10 * KIB)))
 
 
 async def a_block_of_another_batch(each: Stage) -> bytes:
@@ -255,20 +255,20 @@ async def a_block_given_back_that_was_not_retained(each: Stage) -> bytes:
 
 async def bytes_given_back(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    place = {"place": lambda _: (1, 0)}
+    store = {"store": lambda _: (1, 0)}
     return bytes(done_frame(batch, [Answer([])])) + bytes(
-        response_frame(1, Answer([tensor("out", 100 * KIB)]), **place)  # type: ignore[arg-type]
+        response_frame(1, Answer([tensor("out", 100 * KIB)]), **store)  # type: ignore[arg-type]
     )
 
 
 async def an_inference_beyond_its_block(each: Stage) -> bytes:
     await executed(each, 100 * KIB)
-    return infer(1, 100 * KIB + 65, place=lambda _: (1, 0))
+    return infer(1, 100 * KIB + 65, store=lambda _: (1, 0))
 
 
 async def an_inference_of_free_memory(each: Stage) -> bytes:
     await executed(each, 100 * KIB)
-    return infer(1, 20 * KIB, place=lambda _: (1, 512 * KIB))
+    return infer(1, 20 * KIB, store=lambda _: (1, 512 * KIB))
 
 
 async def more_taken_than_sent(each: Stage) -> bytes:

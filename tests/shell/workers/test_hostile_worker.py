@@ -153,7 +153,7 @@ def test_a_worker_with_too_many_unreleased_blocks_is_ended():
     async def main() -> None:
         async with stage() as each:
             await with_memory_for_answers(each)
-            response = bytes(response_frame(5, Answer([tensor("out", 100 * KIB)]), place=lambda _: (1, 64)))
+            response = bytes(response_frame(5, Answer([tensor("out", 100 * KIB)]), store=lambda _: (1, 64)))
             for _ in range(MAX_BLOCKS // 100 * 2):
                 await each.send(response * 100)
                 each.heard.responses.clear()
@@ -172,9 +172,9 @@ def test_overlapping_answers_are_accepted():
         async with stage() as each:
             await with_memory_for_answers(each)
             batch = await executed(each, 10)
-            places = iter([(1, 0), (1, 64)])
+            locations = iter([(1, 0), (1, 64)])
             outputs = [tensor("out", 100 * KIB), tensor("text", 100 * KIB)]
-            await each.send(done_frame(batch, [Answer(outputs)], place=lambda _: next(places)))
+            await each.send(done_frame(batch, [Answer(outputs)], store=lambda _: next(locations)))
             await each.until(lambda: each.heard.done, "the end of the batch")
             assert each.lost == []
             each.heard.done.clear()
@@ -187,7 +187,7 @@ def test_text_elements_are_copied_before_they_are_read():
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
             text = Tensor("text", DataType.BYTES, (1,), bytes(100 * KIB))
-            await each.send(done_frame(batch, [Answer([text])], place=lambda _: (1, 0)))
+            await each.send(done_frame(batch, [Answer([text])], store=lambda _: (1, 0)))
             await each.until(lambda: each.heard.done, "the end of the batch")
             each.segments.write((1, 0), b"\xff" * KIB)
 
@@ -204,9 +204,9 @@ def test_answers_in_an_inputs_block_keep_the_block():
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
             answer: list[Reply] = [Answer([tensor("out", 100 * KIB), tensor("text", 50 * KIB)])]
-            places = iter([(1, 0), (1, 512)])
-            await each.send(done_frame(batch, answer, place=lambda _: next(places), retained=[(1, 0)]))
-            await each.send(response_frame(1, Answer([tensor("out", 90 * KIB)]), place=lambda _: (1, 64)))
+            locations = iter([(1, 0), (1, 512)])
+            await each.send(done_frame(batch, answer, store=lambda _: next(locations), retained=[(1, 0)]))
+            await each.send(response_frame(1, Answer([tensor("out", 90 * KIB)]), store=lambda _: (1, 64)))
             await each.send(raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0)))
             await each.until(lambda: each.heard.responses, "both")
             each.heard.done.clear()

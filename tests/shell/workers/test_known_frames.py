@@ -22,7 +22,7 @@ CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), par
 
 def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
     """The same answer, decoded from two frames."""
-    sent = [encode_infer(number, 0, call, Shelf(False).place, lambda: 0) for number in (1, 2)]
+    sent = [encode_infer(number, 0, call, Shelf(False).store, lambda: 0) for number in (1, 2)]
     return [decode_infer(body_of(frame, InferenceFrame.INFER), Shelf(False).locate).request for frame in sent]
 
 
@@ -41,7 +41,7 @@ def test_frames_with_equal_descriptions_share_no_objects():
 
 
 def test_a_cached_description_is_checked_against_each_frame():
-    frame = bytes(encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).place, lambda: 0))
+    frame = bytes(encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).store, lambda: 0))
     whole = body_of(frame, InferenceFrame.INFER)
     decode_infer(whole, Shelf(False).locate)
     done = body_of(done_frame([Answer([out(40)])]), WorkerFrame.DONE)
@@ -55,7 +55,7 @@ def test_a_cached_description_is_checked_against_each_frame():
 
 def test_places_in_shared_memory_are_located_for_each_frame():
     shelf = Shelf(True)
-    frame = encode_infer(1, 0, InferenceRequest("m", inputs=[out(INLINE_BYTES + 1)]), shelf.place, lambda: 0)
+    frame = encode_infer(1, 0, InferenceRequest("m", inputs=[out(INLINE_BYTES + 1)]), shelf.store, lambda: 0)
     decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
     shelf.blocks.clear()
 
@@ -69,7 +69,7 @@ def test_long_descriptions_and_texts_are_not_cached():
         calls_read(InferenceRequest("m", id=text, parameters={"k": text[:50_000]}))
         decoded(done_frame([InferenceError(ErrorCode.INTERNAL, text)]))
         answer = encode_call_answer(
-            1, InferenceResponse("m", "1", text, error=InferenceError(ErrorCode.INTERNAL, text)), Shelf(False).place
+            1, InferenceResponse("m", "1", text, error=InferenceError(ErrorCode.INTERNAL, text)), Shelf(False).store
         )
         decode_call_answer(body_of(answer, InferenceFrame.CALL_ANSWER), Shelf(False).locate)
 

@@ -66,17 +66,22 @@ def test_an_onnx_model_sums_up_each_sequence(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     sums = dict.fromkeys(range(4), 0.0)
     for step in range(12):
-        seats = [int(seat) for seat in rng.permutation(4)[: rng.integers(1, 5)]]
-        starts = [step == 0 or bool(rng.integers(4) == 0) for _ in seats]
+        sequence_slots = [int(sequence_slot) for sequence_slot in rng.permutation(4)[: rng.integers(1, 5)]]
+        starts = [step == 0 or bool(rng.integers(4) == 0) for _ in sequence_slots]
         ran = runner.run(
-            [item(at, seat, step, start=start) for at, (seat, start) in enumerate(zip(seats, starts, strict=True))]
+            [
+                item(at, sequence_slot, step, start=start)
+                for at, (sequence_slot, start) in enumerate(zip(sequence_slots, starts, strict=True))
+            ]
         )
-        for seat, start in zip(seats, starts, strict=True):
-            sums[seat] = step if start else sums[seat] + step
-        assert answers(ran) == [{"y": [[sums[seat]]]} for seat in seats], "as if each had run alone"
+        for sequence_slot, start in zip(sequence_slots, starts, strict=True):
+            sums[sequence_slot] = step if start else sums[sequence_slot] + step
+        assert answers(ran) == [{"y": [[sums[sequence_slot]]]} for sequence_slot in sequence_slots], (
+            "as if each had run alone"
+        )
 
 
-def test_a_sequence_ends_and_its_seat_begins_with_zeros(tmp_path: Path) -> None:
+def test_a_sequence_ends_and_its_slot_begins_with_zeros(tmp_path: Path) -> None:
     runner = runner_of(tmp_path, accumulator(), config_of(SUM % ""))
     for start, end, expected in ((True, False, 5.0), (False, True, 10.0), (True, False, 5.0), (True, False, 5.0)):
         assert answers(runner.run([item(1, 0, 5, start=start, end=end)])) == [{"y": [[expected]]}]
@@ -123,8 +128,8 @@ def test_an_onnx_state_of_every_datatype(tmp_path: Path, kind: DataType, one_buf
 def test_states_of_different_shapes_in_one_batch(tmp_path: Path) -> None:
     config = config_of(DELAY % ("TYPE_FP32", "-1", "") + OLDEST, dims="-1")
     runner = runner_of(tmp_path, delay(FP32, ("n", "d"), ("n", "e")), config)
-    for seat, value in ((0, [1]), (1, [2, 3]), (2, [4])):
-        runner.run([item(1, seat, value, start=True)])
+    for sequence_slot, value in ((0, [1]), (1, [2, 3]), (2, [4])):
+        runner.run([item(1, sequence_slot, value, start=True)])
     ran = runner.run([item(1, 0, [9]), item(2, 1, [9]), item(3, 2, [9])])
     assert answers(ran) == [{"y": [[1]]}, {"y": [[2, 3]]}, {"y": [[4]]}]
 

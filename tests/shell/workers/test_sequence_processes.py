@@ -182,7 +182,7 @@ def test_a_request_may_have_a_response_between_its_executions(tmp_path: Path) ->
 
 
 def test_a_request_that_ended_between_executions_is_forgotten(tmp_path: Path) -> None:
-    """Its client has disconnected, so the scheduler has dropped it and gives its seat to another request."""
+    """Its client has disconnected, so the scheduler has dropped it and gives its sequence slot to another request."""
 
     async def scenario() -> None:
         config = config_of(ITERATIVE + SUM % "", backend="python")

@@ -62,18 +62,18 @@ class Played:
         )
 
     async def receive(self) -> list[tuple[int, int, int]]:
-        """The places of the next batch's inputs. Segments that arrive before it are recorded without an answer."""
-        places: list[tuple[int, int, int]] = []
+        """The locations of the next batch's inputs. Segments that arrive before it are recorded without an answer."""
+        locations: list[tuple[int, int, int]] = []
 
         def locate(segment: int, offset: int, size: int) -> bytes:
-            places.append((segment, offset, size))
+            locations.append((segment, offset, size))
             return b""
 
         kind, body = await self.stage.receive()
         assert kind is WorkerFrame.EXECUTE, kind
         decode_execute(body, 0, locate)
         self.numbers = self.stage.shared
-        return places
+        return locations
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
         await self.stage.send(encode_frame(ChannelFrame.MAPPED, MAPPED.pack(number, is_mapped)))
@@ -211,17 +211,19 @@ def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: 
     play(scenario)
 
 
-@pytest.mark.parametrize("place", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"])
-def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, int]):
+@pytest.mark.parametrize(
+    "location", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"]
+)
+def test_an_answer_with_bytes_that_are_not_shared_is_refused(location: tuple[int, int]):
     async def scenario() -> None:
         home = Home()
         async with played() as each:
             number = await map_first_segment(each, home)
             batch = each.send(home.tensor())
             await each.receive()
-            offset, size = place
+            offset, size = location
             output = Tensor("out", DataType.UINT8, (size,), bytes(size))
-            await each.end_batch(batch, output, place=lambda _: (number, offset))
+            await each.end_batch(batch, output, store=lambda _: (number, offset))
             assert "which it was not given" in await each.stage.until_lost()
 
     play(scenario)
@@ -238,7 +240,7 @@ def test_an_answer_with_bytes_that_were_given_back_is_refused():
             batch = each.send(tensor("in", 8))
             await each.receive()
             output = Tensor("out", DataType.UINT8, (SIZE,), bytes(SIZE))
-            await each.end_batch(batch, output, place=lambda _: (number, 0))
+            await each.end_batch(batch, output, store=lambda _: (number, 0))
             assert "which it was not given" in await each.stage.until_lost()
 
     play(scenario)

@@ -37,7 +37,7 @@ def test_an_index_is_behind_two_underscores(name, index):
 
 
 @pytest.mark.parametrize(
-    ("names", "places"),
+    ("names", "positions"),
     [
         (["mask", "x"], {"mask": 1, "x": 0}),
         (["second__1", "first__0"], {"second__1": 1, "first__0": 0}),
@@ -46,8 +46,8 @@ def test_an_index_is_behind_two_underscores(name, index):
     ],
     ids=["arguments", "indices", "order", "order with one at its place"],
 )
-def test_inputs_are_found_by_argument_by_index_or_by_order(names, places):
-    assert bound(names, [X, MASK]) == places
+def test_inputs_are_found_by_argument_by_index_or_by_order(names, positions):
+    assert bound(names, [X, MASK]) == positions
 
 
 def test_one_dictionary_takes_inputs_of_any_names():
@@ -83,7 +83,7 @@ def test_inputs_that_the_server_adds_have_no_place_in_an_order():
 
 
 @pytest.mark.parametrize(
-    ("names", "results", "places"),
+    ("names", "results", "positions"),
     [
         (["a", "b"], Results(count=2), {"a": 0, "b": 1}),
         (["OUT__1"], Results(count=2), {"OUT__1": 1}),
@@ -92,8 +92,8 @@ def test_inputs_that_the_server_adds_have_no_place_in_an_order():
         (["b"], Results(by_name=True), {"b": "b"}),
     ],
 )
-def test_outputs_are_found_by_key_by_index_or_by_order(names, results, places):
-    assert bind_outputs("m", names, results, has_order=True) == places
+def test_outputs_are_found_by_key_by_index_or_by_order(names, results, positions):
+    assert bind_outputs("m", names, results, has_order=True) == positions
 
 
 def test_outputs_that_forward_does_not_return_are_named():

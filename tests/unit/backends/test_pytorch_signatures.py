@@ -261,7 +261,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 @pytest.mark.parametrize(
-    ("result", "places", "found"),
+    ("result", "positions", "found"),
     [
         (7, {"y": 0}, {"y": 7}),
         ((1, 2), {"b": 1, "a": 0}, {"b": 2, "a": 1}),
@@ -273,8 +273,8 @@ Pair = namedtuple("Pair", ["left", "right"])
     ],
     ids=str,
 )
-def test_outputs_are_picked_from_whatever_forward_returned(result, places, found):
-    assert pick(result, places, list(places)) == found
+def test_outputs_are_picked_from_whatever_forward_returned(result, positions, found):
+    assert pick(result, positions, list(positions)) == found
 
 
 def test_results_that_are_not_there_are_named():

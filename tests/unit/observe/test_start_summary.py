@@ -19,7 +19,7 @@ PLAIN = Terminal(60, has_colours=False)
 
 
 @pytest.mark.parametrize(
-    ("place", "url"),
+    ("address", "url"),
     [
         ("0.0.0.0:8000", "http://localhost:8000/x"),
         (":::8000", "http://localhost:8000/x"),
@@ -28,8 +28,8 @@ PLAIN = Terminal(60, has_colours=False)
         ("unix:/run/halimede", "unix:/run/halimede"),
     ],
 )
-def test_urls_are_those_of_clients_on_this_machine(place: str, url: str) -> None:
-    assert url_of("http://", place, "/x") == url
+def test_urls_are_those_of_clients_on_this_machine(address: str, url: str) -> None:
+    assert url_of("http://", address, "/x") == url
 
 
 def test_names_are_cut_to_the_width_and_cannot_control_the_terminal() -> None:

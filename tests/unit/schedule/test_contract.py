@@ -44,9 +44,9 @@ KINDS: dict[str, Callable[[], Scheduler]] = {
     "priorities": lambda: Priorities(TIMEOUTS_NS, max_queue_size=3),
     "depth two": DepthTwo,
     "rate limited": lambda: RateLimited(Limiter(1)),
-    "iterative sequences": lambda: SequenceScheduler(oldest(seats=3, idle_ns=IDLE_NS, iterative=True)),
+    "iterative sequences": lambda: SequenceScheduler(oldest(sequence_slots=3, idle_ns=IDLE_NS, iterative=True)),
     "direct sequences": lambda: SequenceScheduler(direct(idle_ns=IDLE_NS)),
-    "oldest sequences": lambda: SequenceScheduler(oldest(seats=3, idle_ns=IDLE_NS)),
+    "oldest sequences": lambda: SequenceScheduler(oldest(sequence_slots=3, idle_ns=IDLE_NS)),
 }
 EVENTS = (
     "add",
@@ -84,7 +84,7 @@ class Driver:
         self.now = 0
         self.deadlines: dict[int, int] = {}
         """Of queued requests by key, unless they return from a dead worker."""
-        self.seats: dict[int | str, tuple[Slot, int]] = {}
+        self.sequence_slots: dict[int | str, tuple[Slot, int]] = {}
         """Where a request of the sequence was executed last."""
 
     def handle(self, event: str, pick: int) -> None:
@@ -184,10 +184,10 @@ class Driver:
     def poll(self) -> None:
         for action in self.scheduler.poll(self.now):
             match action:
-                case Execute(slot, keys, seats):
+                case Execute(slot, keys, sequence_slots):
                     assert keys, "an empty batch"
                     assert len(keys) <= self.scheduler.max_batch_size
-                    self.check_seats(keys, seats, slot)
+                    self.check_sequence_slots(keys, sequence_slots, slot)
                     self.check_sequences(keys)
                     for key in keys:
                         assert key in self.queued, "executed without being queued"
@@ -212,16 +212,16 @@ class Driver:
             assert wake_at == min(self.deadlines.values(), default=None)
         assert wake_at is None or wake_at > self.now
 
-    def check_seats(self, keys: tuple[int, ...], seats: tuple[int, ...], slot: Slot) -> None:
-        """A sequence keeps its seat, and no two sequences have one at the same time."""
-        if not seats:
+    def check_sequence_slots(self, keys: tuple[int, ...], sequence_slots: tuple[int, ...], slot: Slot) -> None:
+        """A sequence keeps its sequence slot, and no two sequences have one at the same time."""
+        if not sequence_slots:
             return
-        assert len(seats) == len(set(seats)) == len(keys)
-        for key, seat in zip(keys, seats, strict=True):
+        assert len(sequence_slots) == len(set(sequence_slots)) == len(keys)
+        for key, sequence_slot in zip(keys, sequence_slots, strict=True):
             correlation = self.requests[key].correlation
             if not self.requests[key].sequence_start:
-                assert self.seats[correlation] == (slot, seat)
-            self.seats[correlation] = slot, seat
+                assert self.sequence_slots[correlation] == (slot, sequence_slot)
+            self.sequence_slots[correlation] = slot, sequence_slot
 
     def check_sequences(self, keys: tuple[int, ...]) -> None:
         if not isinstance(self.scheduler, SequenceScheduler) or self.scheduler.is_iterative:

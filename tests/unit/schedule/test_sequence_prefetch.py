@@ -17,7 +17,7 @@ def four_begin(played: Instances) -> None:
     assert played.batches == {A: [(1, 2), (3, 4)]}
 
 
-def seated(played: Instances) -> int:
+def assigned(played: Instances) -> int:
     count = played.scheduler.sequences()
     assert count is not None
     return count.open
@@ -93,7 +93,7 @@ def test_a_cancelled_request_ends_a_sequence_whose_batch_has_not_begun():
     played.arrive(in_sequence(5, 3))
     assert played.cancel(3)
     assert played.failed == [Fail(5, CANCELLED, FailureReason.CANCELED)]
-    assert (played.batches, seated(played)) == ({A: [(1, 2)]}, 3)
+    assert (played.batches, assigned(played)) == ({A: [(1, 2)]}, 3)
     played.end(A)
     assert played.begun == [(1, 2), (4,)]
 
@@ -105,12 +105,12 @@ def test_a_sequence_that_has_begun_is_cancelled_with_its_queue():
     played.end(A, report=False)
     assert not played.cancel(3), "it runs, although the scheduler has not been told"
     assert played.failed == [Fail(5, CANCELLED, FailureReason.CANCELED)]
-    assert (seated(played), played.scheduler.queued) == (4, 1), "its request keeps the seat"
+    assert (assigned(played), played.scheduler.queued) == (4, 1), "its request keeps the sequence slot"
     played.report(A)
     assert played.batches == {A: [(3, 4)]}
     played.batches[A].pop()
     played.scheduler.completed(A, 1, [Outcome.GONE, Outcome.DONE])
-    assert (seated(played), played.scheduler.queued) == (3, 0)
+    assert (assigned(played), played.scheduler.queued) == (3, 0)
     played.arrive(in_sequence(6, 4))
     assert played.begun[-1] == (6,)
 
@@ -124,7 +124,7 @@ def test_a_later_request_that_is_cancelled_ends_a_sequence_that_has_begun():
     assert played.failed == [Fail(6, CANCELLED, FailureReason.CANCELED)]
     played.report(A)
     played.end(A)
-    assert (played.begun, seated(played)) == ([(1, 2), (3, 4)], 3)
+    assert (played.begun, assigned(played)) == ([(1, 2), (3, 4)], 3)
 
 
 def test_an_instance_gives_back_one_batch_of_sequences_for_each_that_it_runs():
@@ -167,7 +167,7 @@ def test_sequences_with_state_are_lost_with_their_instance():
     assert played.die(A, unread=(7, 8)) == []
     assert played.failed == [Fail(9, lost_state(3, oldest()), FailureReason.BACKEND)], "the pump fails the others"
     played.start(A)
-    assert (played.batches, played.scheduler.queued, seated(played)) == ({}, 0, 0)
+    assert (played.batches, played.scheduler.queued, assigned(played)) == ({}, 0, 0)
 
 
 def test_sequences_that_had_begun_are_lost_with_their_instance():
@@ -175,7 +175,7 @@ def test_sequences_that_had_begun_are_lost_with_their_instance():
     four_begin(played)
     played.end(A, report=False)
     assert played.die(A) == []
-    assert (played.failed, played.scheduler.queued, seated(played)) == ([], 0, 0), "the pump fails all four"
+    assert (played.failed, played.scheduler.queued, assigned(played)) == ([], 0, 0), "the pump fails all four"
 
 
 def test_an_emptied_queue_of_sequences_has_no_request_that_has_begun():
@@ -187,6 +187,6 @@ def test_an_emptied_queue_of_sequences_has_no_request_that_has_begun():
     played.report(A)
     played.end(A)
     played.end(B)
-    assert (played.scheduler.queued, seated(played)) == (0, 6)
+    assert (played.scheduler.queued, assigned(played)) == (0, 6)
     played.arrive(in_sequence(9, 5), in_sequence(10, 7))
     assert played.batches == {A: [(9, 10)]}, "the sequences whose last request has run go on"

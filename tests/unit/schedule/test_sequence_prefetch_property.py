@@ -110,7 +110,7 @@ class Play:
             assert wake_at is None or wake_at > played.now, "idle beside work that is due"
 
     def wind_up(self) -> None:
-        """End everything: then each request has left, and each seat is free."""
+        """End everything: then each request has left, and each sequence slot is free."""
         played = self.played
         for slot in self.slots:
             if slot not in self.up:
@@ -124,7 +124,7 @@ class Play:
         failed = {fail.request for fail in played.failed}
         assert begun | failed | self.left.keys() == {*range(1, self.keys + 1)}
         assert (self.scheduler.queued, played.batches) == (0, {})
-        assert "seated=0 backlog=0" in repr(self.scheduler), "all seats are free again"
+        assert "assigned=0 backlog=0" in repr(self.scheduler), "all sequence slots are free again"
 
 
 @settings(max_examples=examples(400), deadline=None)

@@ -48,9 +48,9 @@ class Play:
         self.cancelled: set[int] = set()
         self.order: dict[int | str, list[int]] = defaultdict(list)
         """The keys of each correlation id in the order in which they were executed first."""
-        self.seat_of: dict[int, tuple[Slot, int]] = {}
+        self.sequence_slot_of: dict[int, tuple[Slot, int]] = {}
         self.holder: dict[tuple[Slot, int], int] = {}
-        """The last request that had START at each seat."""
+        """The last request that had START at each sequence slot."""
         self.actions: list[Action] = []
         self.started: dict[int, int] = {}
         """By key: the request with START that its sequence began with, when it was executed."""
@@ -113,8 +113,8 @@ class Play:
         assert (self.fast.queued, self.fast.wake_at()) == (self.slow.queued, self.slow.wake_at())
         for action in actions:
             match action:
-                case Execute(slot, keys, seats):
-                    self.execute(slot, keys, seats)
+                case Execute(slot, keys, sequence_slots):
+                    self.execute(slot, keys, sequence_slots)
                     self.running[slot] = action
                 case Fail(key):
                     self.leave(key, "failed")
@@ -122,27 +122,31 @@ class Play:
                     assert "has a conflict" in text
         self.now += 1
 
-    def execute(self, slot: Slot, keys: tuple[int, ...], seats: tuple[int, ...]) -> None:
+    def execute(self, slot: Slot, keys: tuple[int, ...], sequence_slots: tuple[int, ...]) -> None:
         assert slot not in self.running, "two batches at one instance"
         assert 0 < len(keys) <= self.policy.max_batch_size
         assert len({self.requests[key].compatible for key in keys}) == 1
-        assert len(set(seats)) == len(seats) == len(keys)
-        assert max(seats) < self.policy.seats
-        for key, seat in zip(keys, seats, strict=True):
+        assert len(set(sequence_slots)) == len(sequence_slots) == len(keys)
+        assert max(sequence_slots) < self.policy.sequence_slots
+        for key, sequence_slot in zip(keys, sequence_slots, strict=True):
             assert key not in self.outcome, "executed after it left"
-            place, first = (slot, seat), key not in self.seat_of
+            held_slot, first = (slot, sequence_slot), key not in self.sequence_slot_of
             assert key not in {each for batch in self.running.values() for each in batch.requests}
             if self.requests[key].sequence_start and first:
-                self.holder[place] = key
-            begin = self.holder[place]
-            assert self.requests[begin].correlation == self.requests[key].correlation, "the seat is another sequence's"
-            assert self.seat_of.get(key, place) == place, "an iterative request keeps its seat"
+                self.holder[held_slot] = key
+            begin = self.holder[held_slot]
+            assert self.requests[begin].correlation == self.requests[key].correlation, (
+                "the sequence slot is another sequence's"
+            )
+            assert self.sequence_slot_of.get(key, held_slot) == held_slot, (
+                "an iterative request keeps its sequence slot"
+            )
             self.started[key] = begin
             if first:
                 earlier = self.order[self.requests[key].correlation]
                 assert all(each < key for each in earlier if self.started[each] == begin), "order in its sequence"
                 earlier.append(key)
-            self.seat_of[key] = place
+            self.sequence_slot_of[key] = held_slot
 
     def complete(self, slot: Slot, again: int) -> None:
         batch = self.running.pop(slot)
@@ -175,7 +179,7 @@ class Play:
         assert again == self.slow.remove_slot(slot, unread, self.now)
         for key in keys:
             if key in again:
-                self.seat_of.pop(key)
+                self.sequence_slot_of.pop(key)
                 self.order[self.requests[key].correlation].remove(key)
             else:
                 self.leave(key, "lost")
@@ -201,7 +205,7 @@ class Play:
         self.poll()
         assert self.outcome.keys() == self.requests.keys()
         assert (self.fast.queued, self.fast.wake_at()) == (0, None)
-        assert "seated=0 backlog=0" in repr(self.fast), "all seats are free again"
+        assert "assigned=0 backlog=0" in repr(self.fast), "all sequence slots are free again"
 
 
 def by_slot(actions: list[Action]) -> tuple[list[Action], list[Execute]]:

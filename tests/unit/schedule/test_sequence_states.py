@@ -1,4 +1,4 @@
-"""The states of seats are dropped, and ids are given back, when sequences end, in whatever way."""
+"""The states of sequence slots are dropped, and ids are given back, when sequences end, in whatever way."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_a_request_that_ends_its_sequence_fails_those_behind_it() -> None:
         scheduler.enqueue(in_sequence(4, 7), 0)
 
 
-def test_a_state_is_dropped_before_another_sequence_runs_on_its_seat() -> None:
+def test_a_state_is_dropped_before_another_sequence_runs_on_its_slot() -> None:
     scheduler = begun()
     scheduler.enqueue(in_sequence(2, 8, "S"), 0)
     scheduler.poll(0)
@@ -105,7 +105,7 @@ def test_the_states_of_an_instance_that_has_ended_are_gone_with_it() -> None:
     assert [*scheduler.poll(IDLE)] == []
 
 
-def test_seats_without_states_are_not_mentioned() -> None:
+def test_slots_without_states_are_not_mentioned() -> None:
     scheduler = SequenceScheduler(replace(STATES, keeps_state=False), 1)
     scheduler.enqueue(in_sequence(1, 7, "S"), 0)
     scheduler.poll(0)
@@ -122,9 +122,9 @@ def test_a_request_of_an_iterative_model_leaves_no_state() -> None:
         assert [*scheduler.poll(0)] == [then]
 
 
-def counted(limit_bytes: int, instances: int = 1, seats: int = 2) -> tuple[SequenceScheduler, HeldStates]:
+def counted(limit_bytes: int, instances: int = 1, sequence_slots: int = 2) -> tuple[SequenceScheduler, HeldStates]:
     held = HeldStates(limit_bytes)
-    return SequenceScheduler(oldest(seats, idle_ns=IDLE), instances, ids=SequenceIds(held, max_bytes=10)), held
+    return SequenceScheduler(oldest(sequence_slots, idle_ns=IDLE), instances, ids=SequenceIds(held, max_bytes=10)), held
 
 
 def test_an_id_that_is_too_long_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_the_end_of_a_sequence_frees_its_id(ends: Callable[..., list[Action]]) -
 
 
 def test_sequences_in_the_backlog_and_lost_ones_keep_their_ids() -> None:
-    scheduler, held = counted(100, seats=1)
+    scheduler, held = counted(100, sequence_slots=1)
     for key, name in ((1, "seven"), (2, "eight"), (3, "nine")):
         scheduler.enqueue(in_sequence(key, name, "S"), 0)
     scheduler.poll(0)

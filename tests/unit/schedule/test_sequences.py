@@ -74,7 +74,7 @@ def test_the_type_of_a_correlation_id_is_the_controls(
 
 
 @BOTH
-def test_end_frees_the_id_at_once_and_the_seat_when_it_has_run(policy: SequencePolicy) -> None:
+def test_end_frees_the_id_at_once_and_the_slot_when_it_has_run(policy: SequencePolicy) -> None:
     scheduler = begun(policy, 7, 8)
     scheduler.enqueue(in_sequence(1, 7, "E"), 0)
     assert refusal(scheduler, 2, 7) == NO_START
@@ -89,7 +89,7 @@ def test_a_request_may_be_a_whole_sequence(policy: SequencePolicy) -> None:
     for key in (1, 2):
         scheduler.enqueue(in_sequence(key, 7, "SE"), 0)
     assert run(scheduler) == [Execute(ONE, (1, 2), (0, 1))]
-    assert "seated=0" in repr(scheduler)
+    assert "assigned=0" in repr(scheduler)
 
 
 @BOTH
@@ -111,10 +111,10 @@ def test_sequences_are_spread_over_the_instances() -> None:
     for key in range(1, 6):
         scheduler.enqueue(in_sequence(key, key, "S"), 0)
     assert scheduler.poll(0) == [Execute(ONE, (1, 3), (0, 1)), Execute(TWO, (2, 4), (0, 1))]
-    assert repr(scheduler) == "<SequenceScheduler queue=1 running=2/2 seated=4 backlog=1>"
+    assert repr(scheduler) == "<SequenceScheduler queue=1 running=2/2 assigned=4 backlog=1>"
 
 
-def test_an_idle_sequence_frees_its_seat_for_the_backlog() -> None:
+def test_an_idle_sequence_frees_its_slot_for_the_backlog() -> None:
     scheduler = begun(direct(1, idle_ns=10), 7)
     scheduler.enqueue(in_sequence(1, 8, "S"), 5)
     assert (scheduler.poll(5), scheduler.wake_at()) == ([], 10)
@@ -177,13 +177,13 @@ def test_a_cancelled_request_ends_its_sequence(policy: SequencePolicy, executes:
     assert scheduler.try_cancel(1 if executes else 3) is not executes
     failed = (2, 3) if executes else (2,)
     assert scheduler.poll(0) == [Fail(key, CANCELLED, FailureReason.CANCELED) for key in failed]
-    assert ("seated=1" in repr(scheduler), scheduler.queued) == (True, 0)
+    assert ("assigned=1" in repr(scheduler), scheduler.queued) == (True, 0)
     scheduler.completed(ONE, 1, [Outcome.GONE if executes else Outcome.DONE])
-    assert "seated=0" in repr(scheduler)
+    assert "assigned=0" in repr(scheduler)
     assert refusal(scheduler, 4, 7) == NO_START
 
 
-def test_a_direct_batch_waits_for_enough_seats_or_for_the_delay() -> None:
+def test_a_direct_batch_waits_for_enough_slots_or_for_the_delay() -> None:
     scheduler = begun(direct(4, delay_ns=100, utilization=0.5), 1, 2, 3)
     scheduler.poll(1000)
     scheduler.completed(ONE, 1)
@@ -254,7 +254,7 @@ def test_iterative_requests_join_the_batches_of_others() -> None:
 
 
 def test_a_hold_keeps_requests_until_enough_are_queued_once() -> None:
-    scheduler = SequenceScheduler(replace(direct(1), hold=StartHold(seated=2, backlogged=1)), 1)
+    scheduler = SequenceScheduler(replace(direct(1), hold=StartHold(assigned=2, backlogged=1)), 1)
     for key, correlation, flags in ((1, 1, "S"), (2, 1, ""), (3, 2, "S")):
         assert (scheduler.poll(0), scheduler.wake_at()) == ([], None)
         scheduler.enqueue(in_sequence(key, correlation, flags), 0)
@@ -262,7 +262,7 @@ def test_a_hold_keeps_requests_until_enough_are_queued_once() -> None:
 
 
 def test_a_hold_ends_if_no_more_requests_are_expected() -> None:
-    scheduler = SequenceScheduler(replace(direct(1), hold=StartHold(seated=2)), 1)
+    scheduler = SequenceScheduler(replace(direct(1), hold=StartHold(assigned=2)), 1)
     scheduler.enqueue(in_sequence(1, 1, "S"), 0)
     assert scheduler.poll(0) == []
     scheduler.expect_no_more()
@@ -270,7 +270,7 @@ def test_a_hold_ends_if_no_more_requests_are_expected() -> None:
 
 
 @pytest.mark.parametrize("policy", [direct(1, idle_ns=1 << 80), oldest(1, idle_ns=1 << 80)], ids=["direct", "oldest"])
-def test_the_backlog_gets_idle_seats_if_no_more_is_expected(policy: SequencePolicy) -> None:
+def test_the_backlog_gets_idle_slots_if_no_more_is_expected(policy: SequencePolicy) -> None:
     scheduler = begun(policy, 1)
     scheduler.enqueue(in_sequence(1, 2, "S"), 0)
     scheduler.enqueue(in_sequence(2, 2), 0)
@@ -281,11 +281,11 @@ def test_the_backlog_gets_idle_seats_if_no_more_is_expected(policy: SequencePoli
     assert scheduler.wake_at() is None
 
 
-def test_the_backlog_waits_a_second_for_seats_if_few_are_expected() -> None:
+def test_the_backlog_waits_a_second_for_slots_if_few_are_expected() -> None:
     scheduler = begun(direct(1, idle_ns=60 * S), 1)
     scheduler.expect_few(2 * S)
     assert (scheduler.poll(50 * S), scheduler.wake_at()) == ([], 60 * S)
-    # Nothing waits for the seat, so the sequence has its idle time.
+    # Nothing waits for the sequence slot, so the sequence has its idle time.
     scheduler.enqueue(in_sequence(1, 1), 50 * S)
     assert run(scheduler, 50 * S) == [Execute(ONE, (1,), (0,))]
     assert scheduler.poll(50 * S) == []
@@ -294,7 +294,7 @@ def test_the_backlog_waits_a_second_for_seats_if_few_are_expected() -> None:
     assert scheduler.poll(51 * S) == [Execute(ONE, (2,), (0,))]
 
 
-def test_a_sequence_idle_for_long_keeps_its_seat_for_a_second_more() -> None:
+def test_a_sequence_idle_for_long_keeps_its_slot_for_a_second_more() -> None:
     scheduler = begun(direct(1, idle_ns=60 * S), 1)
     scheduler.enqueue(in_sequence(1, 2, "S"), 0)
     scheduler.expect_few(20 * S)
@@ -335,15 +335,15 @@ def test_the_wait_of_an_iterative_request_begins_at_each_execution() -> None:
 
 
 @BOTH
-def test_open_sequences_have_a_seat_or_wait_for_one(policy: SequencePolicy) -> None:
+def test_open_sequences_have_a_slot_or_wait_for_one(policy: SequencePolicy) -> None:
     scheduler = begun(policy, 1, 2, instances=2)
-    assert scheduler.sequences() == SequenceCount(open=2, seats=4)
+    assert scheduler.sequences() == SequenceCount(open=2, sequence_slots=4)
     for correlation in (3, 4, 5):
         scheduler.enqueue(in_sequence(correlation, correlation, "S"), 0)
-    assert scheduler.sequences() == SequenceCount(open=5, seats=4)
+    assert scheduler.sequences() == SequenceCount(open=5, sequence_slots=4)
     scheduler.remove_slot(TWO, [], 0)
     # The sequence that has begun there is lost; two others have not begun.
-    assert scheduler.sequences() == SequenceCount(open=4, seats=2)
+    assert scheduler.sequences() == SequenceCount(open=4, sequence_slots=2)
 
 
 def test_requests_of_an_iterative_model_are_no_open_sequences() -> None:

@@ -78,7 +78,7 @@ def test_null_rows_beyond_the_bound_refuse_only_their_request() -> None:
     states = HeldStates(70 * MIB)
     sequences = sequences_of(config_of(CONTROLS + SUM % "", rows=100, dims="-1"), states=states)
     large = Tensor("x", FP32, (1, MIB // 4), bytes(MIB))
-    requests = [item(seat, seat, start=True) for seat in (64, 70, 71)]
+    requests = [item(sequence_slot, sequence_slot, start=True) for sequence_slot in (64, 70, 71)]
     for each in requests:
         each.request.inputs[:] = [large]
 
@@ -100,7 +100,7 @@ def test_a_refused_start_leaves_no_state_of_the_sequence_before() -> None:
     assert inputs(row)["sum_in"] == [[0.0]]
 
 
-def test_null_rows_fill_the_seats_before_the_last_one() -> None:
+def test_null_rows_fill_the_slots_before_the_last_one() -> None:
     sequences = sequences_of(config_of(CONTROLS + SUM % ""))
     rows = sequences.begin([item(1, 1, 5, start=True, identity=3), item(2, 3, 6, start=True, end=True, identity=4)])
     assert [row.key for row in rows] == [NULL_KEY, 1, NULL_KEY, 2]
@@ -116,7 +116,7 @@ def test_null_rows_fill_the_seats_before_the_last_one() -> None:
 
 def test_the_oldest_strategy_has_no_null_rows() -> None:
     sequences = sequences_of(config_of("oldest { }" + CONTROLS))
-    assert [row.seat for row in sequences.begin([item(1, 5, start=True), item(2, 2, start=True)])] == [5, 2]
+    assert [row.sequence_slot for row in sequences.begin([item(1, 5, start=True), item(2, 2, start=True)])] == [5, 2]
 
 
 def test_a_null_row_of_a_model_that_may_write_has_inputs_of_its_own() -> None:
@@ -126,19 +126,19 @@ def test_a_null_row_of_a_model_that_may_write_has_inputs_of_its_own() -> None:
     assert values(one.request.inputs) == {"x": [[5.0]]}
 
 
-def test_each_seat_has_its_state_until_the_end_of_its_sequence() -> None:
+def test_each_slot_has_its_state_until_the_end_of_its_sequence() -> None:
     sequences = sequences_of(config_of("oldest { }" + SUM % ""))
     rows = sequences.begin([item(1, 0, start=True), item(2, 1, start=True)])
     assert finish(rows, 10, 20) == [{"y": [[9.0]]}, {"y": [[9.0]]}]
     one, zero = sequences.begin([item(3, 1), item(4, 0, end=True)])
     assert [inputs(row)["sum_in"] for row in (one, zero)] == [[[20.0]], [[10.0]]]
     finish([one, zero], 21, 11)
-    assert "seats=1" in repr(sequences)
+    assert "sequence_slots=1" in repr(sequences)
     # The scheduler sends START first. Without it there is a new state as well.
     assert [inputs(row)["sum_in"] for row in sequences.begin([item(5, 0), item(6, 1)])] == [[[0.0]], [[21.0]]]
 
 
-def test_a_start_resets_the_state_of_a_seat_in_use() -> None:
+def test_a_start_resets_the_state_of_a_slot_in_use() -> None:
     sequences = sequences_of(config_of(SUM % ""))
     finish(sequences.begin([item(1, 0, start=True)]), 10)
     late = sequences.begin([item(2, 0, end=True)])[0]

@@ -37,8 +37,8 @@ def end(row: Row, *outputs: Tensor) -> str:
 def test_states_are_counted_until_their_sequences_end() -> None:
     states = HeldStates(1000)
     sequences = sequences_of(config_of(TWO), states=states)
-    for seat in range(3):
-        (row,) = sequences.begin([item(seat, seat, start=True)])
+    for sequence_slot in range(3):
+        (row,) = sequences.begin([item(sequence_slot, sequence_slot, start=True)])
         end(row, new(10), new(5, "b_out"))
     assert states.account.held_bytes == 3 * 60
     (row,) = sequences.begin([item(3, 0)])
@@ -59,8 +59,8 @@ def test_states_are_counted_until_their_sequences_end() -> None:
 def test_a_state_beyond_the_bound_ends_its_sequence_alone() -> None:
     states = HeldStates(99)
     sequences = sequences_of(config_of(GROWING % ""), states=states)
-    for seat in (0, 1):
-        (row,) = sequences.begin([item(seat, seat, start=True)])
+    for sequence_slot in (0, 1):
+        (row,) = sequences.begin([item(sequence_slot, sequence_slot, start=True)])
         assert end(row, new(5)) == ""
     (row,) = sequences.begin([item(2, 0)])
     assert end(row, new(15)) == ENDED.replace("40", "60")
@@ -79,13 +79,13 @@ def test_a_state_beyond_the_bound_ends_its_sequence_alone() -> None:
     assert sequences.check([item(6, 0)]) == {}
 
 
-def test_the_end_of_a_sequence_that_was_ended_frees_its_seat() -> None:
+def test_the_end_of_a_sequence_that_was_ended_frees_its_slot() -> None:
     states = HeldStates(39)
     sequences = sequences_of(config_of(GROWING % ""), states=states)
     (row,) = sequences.begin([item(1, 0, start=True)])
     assert end(row, new(10)) == ENDED
     assert text(sequences.check([item(2, 0, end=True)])[0]) == ENDED
-    assert "seats=0" in repr(sequences)
+    assert "sequence_slots=0" in repr(sequences)
 
 
 def test_a_request_that_fails_gives_back_its_new_states() -> None:

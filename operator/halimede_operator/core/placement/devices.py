@@ -35,9 +35,9 @@ def held_devices(pods: Iterable[Object]) -> Held:
 
 def shortages(node: Object, held: Counter[str]) -> tuple[Shortage, ...]:
     """Resources of which pods hold more devices than the node has. held: devices by resource on this node."""
-    offered = dict(devices_in(at(node, "status", "allocatable")))
+    advertised = dict(devices_in(at(node, "status", "allocatable")))
     counted = dict(devices_in(at(node, "status", "capacity")))
-    has = {resource: count for resource, count in counted.items() if resource in offered or not offered}
+    has = {resource: count for resource, count in counted.items() if resource in advertised or not advertised}
     return tuple(
         Shortage(resource, has.get(resource, 0), count)
         for resource, count in sorted(held.items())

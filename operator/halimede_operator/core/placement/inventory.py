@@ -221,10 +221,10 @@ def node_part(node: Object) -> Object:
 
 def has_devices(node: Object) -> bool:
     """Whether the node offers devices, or is labelled as one that does."""
-    return any(_offered(node)) or at(node, "metadata", "labels", f"{PREFIX}gpu.present") == "true"
+    return any(_advertised(node)) or at(node, "metadata", "labels", f"{PREFIX}gpu.present") == "true"
 
 
-def _offered(node: Object) -> Iterable[tuple[str, int]]:
+def _advertised(node: Object) -> Iterable[tuple[str, int]]:
     return sorted(devices_in(at(node, "status", "allocatable")))
 
 
@@ -246,7 +246,7 @@ def _node(node: Object, holdings: tuple[Holding, ...]) -> Node:
         milli_cpu=_milli(at(allocatable, "cpu")),
         memory_bytes=_whole(at(allocatable, "memory")),
         pods=decimal(at(allocatable, "pods")) or 0,
-        devices=tuple(_device(name, count, labels) for name, count in _offered(node)),
+        devices=tuple(_device(name, count, labels) for name, count in _advertised(node)),
         holdings=holdings,
     )
 

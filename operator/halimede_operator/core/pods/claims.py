@@ -1,6 +1,6 @@
 """What kube-scheduler allocated to the pods' ResourceClaims."""
 
-from halimede_operator.core.pods.places import read_places
+from halimede_operator.core.pods.placements import read_placements
 from halimede_operator.core.reading import at, clean, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object, Snapshot
 
@@ -15,7 +15,7 @@ def claim_of(pod: Object) -> str:
 
 def unread_claims(snapshot: Snapshot) -> list[Object]:
     """Pods that have a node, and whose devices are in no status yet. What a pod was allocated never changes."""
-    known = {each.pod for each in read_places(at(snapshot.object, "status")) if each.allocated}
+    known = {each.pod for each in read_placements(at(snapshot.object, "status")) if each.allocated}
     return [
         pod
         for pod in snapshot.pods

@@ -75,15 +75,15 @@ def with_current(history: Sequence[Entry], current: Entry, rolled_back: RolledBa
         names = [each.revision for each in entries]
         entries = [failed if each.revision == failed.revision else each for each in entries]
         entries = entries if failed.revision in names else [failed, *entries]
-    place = 0 if rolled_back is None else 1
+    index = 0 if rolled_back is None else 1
     known = next((each for each in entries if each.revision == current.revision), None)
     if known is not None and (rolled_back is not None or known is entries[0]):
-        place = entries.index(known)
+        index = entries.index(known)
         if known.outcome is Outcome.SERVING:
             # It stays that while its pods fail later on.
             current = replace(current, outcome=Outcome.SERVING, reason="")
     others = [each for each in entries if each is not known][: MAX_REVISIONS - 1]
-    return (*others[:place], current, *others[place:])
+    return (*others[:index], current, *others[index:])
 
 
 def _superseded(entry: Entry) -> Entry:

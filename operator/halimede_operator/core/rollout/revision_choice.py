@@ -133,15 +133,15 @@ class _Known:
 
     def last_ready(self, *, but: Revision) -> Revision | None:
         """The newest revision, other than `but`, that was ready once."""
-        places = {each.revision: place for place, each in enumerate(self.history) if each.was_ready}
+        ranks = {each.revision: rank for rank, each in enumerate(self.history) if each.was_ready}
 
         def is_ready(replica_set: Object) -> bool:
             return (decimal(at(replica_set, "status", "readyReplicas")) or 0) > 0
 
         found = [
-            (places.get(revision.name, len(places)), -(decimal(_number(replica_set)) or 0), revision)
+            (ranks.get(revision.name, len(ranks)), -(decimal(_number(replica_set)) or 0), revision)
             for replica_set, revision in self.of_replica_sets()
-            if revision.hash != but.hash and (revision.name in places or is_ready(replica_set))
+            if revision.hash != but.hash and (revision.name in ranks or is_ready(replica_set))
         ]
         return min(found, key=lambda each: each[:2])[2] if found else None
 

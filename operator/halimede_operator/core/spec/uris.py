@@ -49,8 +49,8 @@ def _problem(fault: UriFault, scheme: str) -> str:
             return "must have three slashes, as file:///models/bert: the file is on the node itself"
         case UriFault.CONTAINER:
             what = _CONTAINERS.get(scheme, "container")
-            place = "the account" if scheme == "as" else f"{scheme}://"
-            return f"must name the {what} after {place}, of letters, digits, '.', '_', '-' and '$'"
+            prefix = "the account" if scheme == "as" else f"{scheme}://"
+            return f"must name the {what} after {prefix}, of letters, digits, '.', '_', '-' and '$'"
         case UriFault.PATH:
             return "must have a path without '.', '..', '//' and '\\'"
         case UriFault.LONG_NAME:

@@ -21,7 +21,7 @@ from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, S
 from halimede_operator.core.pods.fields import SERVER
 from halimede_operator.core.pods.memory import memory_json
 from halimede_operator.core.pods.observed import Observed, observe
-from halimede_operator.core.pods.places import MAX_PLACES, old_places, place_of
+from halimede_operator.core.pods.placements import MAX_PLACEMENTS, old_placements, placement_of
 from halimede_operator.core.pods.start import startup_text
 from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
@@ -240,9 +240,11 @@ def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
-    old = old_places(observed)
-    listed = [place_of(pod, observed.subject.snapshot, old.get(name)).as_text() for name, pod in placed[:MAX_PLACES]]
-    return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACES else None}
+    old = old_placements(observed)
+    listed = [
+        placement_of(pod, observed.subject.snapshot, old.get(name)).as_text() for name, pod in placed[:MAX_PLACEMENTS]
+    ]
+    return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
 
 
 def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[str] | None:

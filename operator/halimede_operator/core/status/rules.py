@@ -30,7 +30,7 @@ from halimede_operator.core.decided import ApplyFailure
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.memory import memory_advice
 from halimede_operator.core.pods.observed import Observed
-from halimede_operator.core.pods.places import places_text
+from halimede_operator.core.pods.placements import placements_text
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, integer_at, name_at, text_at
 from halimede_operator.core.revisions.rollback import RolledBack
@@ -186,8 +186,8 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
 
 
 def placed_state(observed: Observed) -> ConditionState:
-    places = places_text(observed)
-    done = f"every replica has a node: {places}" if places else "every replica has a node"
+    placements = placements_text(observed)
+    done = f"every replica has a node: {placements}" if placements else "every replica has a node"
     state = _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
     memory = observed.memory
     if memory is None or memory.template_hash != observed.template_hash or observed.subject.spec is None:

@@ -7,16 +7,16 @@ from halimede.core.types import ErrorCode, InferenceError
 TEXT_LIMIT = 1024
 
 # The places in OpenVINO's own source that its texts begin with.
-_PLACE = re.compile(
+_ORIGIN = re.compile(
     r"Exception from \S+:\d+:|.*Check '.*' failed at \S+:\d+:|FrontEnd API failed with \w+:|"
     r"While validating node .*|\s*"
 )
 
 
-def openvino_error(error: Exception, place: str = "") -> InferenceError:
-    """INTERNAL with the lines of OpenVINO's text that are not places in its source; `place` says what failed."""
+def openvino_error(error: Exception, context: str = "") -> InferenceError:
+    """INTERNAL with the lines of OpenVINO's text that are not places in its source; `context` says what failed."""
     lines = [line.strip() for line in str(error).splitlines()]
-    kept = [line for line in lines if _PLACE.fullmatch(line) is None] or [line for line in lines if line][-1:]
+    kept = [line for line in lines if _ORIGIN.fullmatch(line) is None] or [line for line in lines if line][-1:]
     text = " ".join(kept) or type(error).__name__
     text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
-    return InferenceError(ErrorCode.INTERNAL, f"openvino error{place and ' '}{place}: {text}")
+    return InferenceError(ErrorCode.INTERNAL, f"openvino error{context and ' '}{context}: {text}")

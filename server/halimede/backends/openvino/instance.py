@@ -151,8 +151,8 @@ class _TextInput:
 
 def _texts(begins: NDArray[Any], ends: NDArray[Any], text: bytes) -> NDArray[Any]:
     elements = np.empty(begins.shape, dtype=object)
-    places = zip(begins.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
-    elements.reshape(-1)[:] = [text[begin:end] for begin, end in places]
+    positions = zip(begins.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
+    elements.reshape(-1)[:] = [text[begin:end] for begin, end in positions]
     return elements
 
 

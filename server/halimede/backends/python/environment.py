@@ -268,7 +268,7 @@ def _unpacked(archive: Path, text: str, cache: Path) -> Path:
                 os.close(descriptor)
     except OSError as error:
         log.exception("the execution environment '%s' cannot be unpacked in '%s'", text, cache)
-        raise _no_place(text, error.strerror or type(error).__name__) from error
+        raise _no_directory(text, error.strerror or type(error).__name__) from error
 
 
 def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], lock: int) -> None:
@@ -283,7 +283,7 @@ def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], l
         if code == unpack.ARCHIVE_AT_FAULT:
             raise _wrong(text, _tail(output, root, text))
         if code:
-            raise _no_place(text, _tail(output, root, text) if code > 0 else "it took too long or was killed")
+            raise _no_directory(text, _tail(output, root, text) if code > 0 else "it took too long or was killed")
         if (root / "bin" / "conda-unpack").is_file():
             _set_prefix(root, text)
         if _identity(archive) != identity:
@@ -438,7 +438,7 @@ def _wrong(text: str, what: str) -> InferenceError:
     return InferenceError(ErrorCode.INVALID_ARG, f"the execution environment '{clip(text)}' cannot be used: {what}")
 
 
-def _no_place(text: str, what: str) -> InferenceError:
+def _no_directory(text: str, what: str) -> InferenceError:
     return InferenceError(
         ErrorCode.INTERNAL,
         f"the execution environment '{clip(text)}' cannot be unpacked: {what}; set TMPDIR to another folder",

@@ -125,10 +125,10 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
 
 
 def _check_file(spec: WorkerSpec) -> None:
-    """InferenceError if the model's file is not there. It names the outermost place that cannot be read."""
+    """InferenceError if the model's file is not there. It names the outermost path that cannot be read."""
     file = os.path.basename(spec.artifact)
     missing = f"Python model file not found: model '{spec.model}' has no {file}"
-    places = {
+    paths = {
         f"the repository of model '{spec.model}'": os.path.dirname(spec.repository),
         f"the directory of model '{spec.model}'": spec.repository,
         f"the directory of {file} of model '{spec.model}'": os.path.dirname(spec.artifact),
@@ -137,11 +137,11 @@ def _check_file(spec: WorkerSpec) -> None:
     try:
         is_file = stat.S_ISREG(os.stat(spec.artifact).st_mode)
     except OSError:
-        for what, place in places.items():
+        for what, path in paths.items():
             try:
-                os.stat(place or ".")
+                os.stat(path or ".")
             except OSError as error:
-                is_missing = place is spec.artifact and isinstance(error, FileNotFoundError)
+                is_missing = path is spec.artifact and isinstance(error, FileNotFoundError)
                 text = missing if is_missing else f"{what} cannot be read: {error.strerror}"
                 raise InferenceError(ErrorCode.INTERNAL, text) from error
         raise

@@ -91,7 +91,7 @@ class PythonRunner:
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(model.execute))
         self.answers_is_ready = callable(getattr(model, "is_ready", None))
         self._rescheduled: dict[int, ReceivedRequest] = {}
-        """By seat, the request that the model wants to execute again."""
+        """By sequence slot, the request that the model wants to execute again."""
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         """Run a batch; one reply per request, in order. Never raises."""
@@ -147,7 +147,7 @@ class PythonRunner:
             self._errors.log("is_ready", error)
             return False
 
-    def forget(self, seat: int) -> None:
+    def forget(self, sequence_slot: int) -> None:
         """No effect: `SequenceRunner` keeps the states."""
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class PythonRunner:
     def _resume(self, received: list[ReceivedRequest]) -> None:
         """Requests that are executed again continue with the senders that they had."""
         for request in received:
-            before = self._rescheduled.pop(request.hosted.seat, None)
+            before = self._rescheduled.pop(request.hosted.sequence_slot, None)
             if before is not None and before.hosted.key == request.hosted.key:
                 request.continue_from(before)
 
@@ -193,7 +193,7 @@ class PythonRunner:
         if self._session.reschedules:
             if request.sender is not None and request.sender.has_ended:
                 return None
-            self._rescheduled[request.hosted.seat] = request
+            self._rescheduled[request.hosted.sequence_slot] = request
             return RESCHEDULED
         text = (
             "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"

@@ -9,7 +9,7 @@ from halimede.backends.pytorch.archive import MOST_TRACED_BYTES, read_entry, tra
 from halimede.backends.pytorch.exported import ExportedSignature, batch_bounds
 from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
-from halimede.backends.pytorch.loading import Paths, input_names, input_places, output_names, output_places, paths_of
+from halimede.backends.pytorch.loading import Paths, input_names, input_order, output_names, output_order, paths_of
 from halimede.backends.pytorch.module import ModuleProgram
 from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results
 from halimede.backends.pytorch.options import read_options
@@ -108,12 +108,12 @@ def _run_signature(config: ModelConfig, files: ModelFiles) -> ModelSignature:
     def shapes(step: int) -> Shapes | None:
         return configured_shapes(config, 2 + step, ANY_SIZE + step)
 
-    program.bind(input_places(config, config.name, program.arguments))
+    program.bind(input_order(config, config.name, program.arguments))
     first = (-1,) if config.max_batch_size > 0 else ()
     inputs = tuple(
         TensorSignature(each.name, each.data_type, (*first, *dims_of(each))) for each in model_inputs(config)
     )
-    return ModelSignature(inputs, _outputs(config, files, program, shapes, _places(config, results)))
+    return ModelSignature(inputs, _outputs(config, files, program, shapes, _positions(config, results)))
 
 
 Traced = Sequence[tuple[str, DataType, tuple[int, ...]]]
@@ -142,14 +142,14 @@ def _traced_signature(
     """The signature with the shapes of the example. Its first dimensions are a batch if one row more in each input
     makes one row more in each output."""
     program.bind({name: at for at, (name, _, _) in enumerate(traced)})
-    places = _places(config, results)
+    positions = _positions(config, results)
     if len({shape[:1] for _, _, shape in traced}) == 1 and traced[0][2]:
 
         def rows(step: int) -> Shapes:
             return {name: (datatype, (shape[0] + step, *shape[1:])) for name, datatype, shape in traced}
 
         try:
-            outputs = probe_outputs(config, program, rows, places)
+            outputs = probe_outputs(config, program, rows, positions)
         except ProbeError as error:
             log.info("model '%s' takes no other number of rows than its example: %s", config.name, error)
         else:
@@ -161,11 +161,11 @@ def _traced_signature(
         return {name: (datatype, shape) for name, datatype, shape in traced}
 
     inputs = tuple(TensorSignature(*each) for each in traced)
-    return ModelSignature(inputs, _outputs(config, files, program, same, places))
+    return ModelSignature(inputs, _outputs(config, files, program, same, positions))
 
 
-def _places(config: ModelConfig, results: Results) -> dict[str, int | str] | None:
-    return output_places(config, config.name, results) if config.output else None
+def _positions(config: ModelConfig, results: Results) -> dict[str, int | str] | None:
+    return output_order(config, config.name, results) if config.output else None
 
 
 def _outputs(
@@ -173,11 +173,11 @@ def _outputs(
     files: ModelFiles,
     program: Program,
     shapes: ShapesOf,
-    places: Mapping[str, int | str] | None,
+    positions: Mapping[str, int | str] | None,
 ) -> tuple[TensorSignature, ...]:
     """The outputs by runs; INVALID_ARG with what has to be written."""
     try:
-        return probe_outputs(config, program, shapes, places)
+        return probe_outputs(config, program, shapes, positions)
     except ProbeError as error:
         raise _no_outputs(config, files, str(error)) from error
 

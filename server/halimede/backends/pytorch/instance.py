@@ -35,7 +35,7 @@ class TorchInstance:
         self._name = name
         self._model = config.name
         self._program: Any = bound.program
-        self._places = bound.outputs
+        self._positions = bound.outputs
         self._datatypes = {each.name: each.data_type for each in model_outputs(config)}
         self._batches = config.max_batch_size > 0
         self._transfer = Transfer(config, bound.device, is_writing=bound.program.is_writing, made=bound.made)
@@ -67,7 +67,7 @@ class TorchInstance:
         torch = runtime()
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices=list(devices)):
-            found = self._compute(inputs, list(self._places), RunContext([""], [rows], []))
+            found = self._compute(inputs, list(self._positions), RunContext([""], [rows], []))
         problems = [problem for name, array in found.items() if (problem := self._problem(name, array, rows))]
         if problems:
             raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(self._model)}': {'; '.join(problems)}")
@@ -80,7 +80,7 @@ class TorchInstance:
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         values = self._transfer.values(inputs, context)
-        return self._transfer.arrays(pick(self._program.call(values), self._places, outputs))
+        return self._transfer.arrays(pick(self._program.call(values), self._positions, outputs))
 
     def _problem(self, name: str, array: NDArray[Any], rows: int) -> str | None:
         """Why every batch would fail because of this output."""

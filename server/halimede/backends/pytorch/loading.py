@@ -140,12 +140,12 @@ def open_program(
     match files.form:
         case Form.SCRIPT:
             script = ScriptProgram(files.path, model, device)
-            script.bind(input_places(config, model, script.arguments))
-            return Bound(script, output_places(config, model, script.results), device)
+            script.bind(input_order(config, model, script.arguments))
+            return Bound(script, output_order(config, model, script.results), device)
         case Form.MODULE:
             module = ModuleProgram(files.path, files.weights, model, device, options.compile)
-            module.bind(input_places(config, model, module.arguments))
-            return Bound(module, output_places(config, model, Results()), module.device)
+            module.bind(input_order(config, model, module.arguments))
+            return Bound(module, output_order(config, model, Results()), module.device)
     paths = paths_of(files, model)
     inputs = paths.bind_inputs(model, input_names(config), needed=True)
     outputs: Mapping[str, int | str] = dict(paths.bind_outputs(model, output_names(config)))
@@ -159,13 +159,13 @@ def open_program(
     return Bound(package, outputs, package.device, made)
 
 
-def input_places(config: ModelConfig, model: str, arguments: Sequence[Argument]) -> dict[str, int] | None:
+def input_order(config: ModelConfig, model: str, arguments: Sequence[Argument]) -> dict[str, int] | None:
     """The position of each input among the arguments of `forward`; None: one dictionary takes all. INVALID_ARG."""
     optional = frozenset(each.name for each in config.input if each.optional)
     has_order = not added_inputs(config) and not made_inputs(config)
-    places = bind_inputs(model, input_names(config), arguments, optional=optional, has_order=has_order)
+    positions = bind_inputs(model, input_names(config), arguments, optional=optional, has_order=has_order)
     for each in model_inputs(config):
-        kind = arguments[places[each.name]].kind if places is not None else ArgumentKind.TENSOR
+        kind = arguments[positions[each.name]].kind if positions is not None else ArgumentKind.TENSOR
         is_text = each.data_type is DataType.BYTES
         if kind is not (ArgumentKind.STRINGS if is_text else ArgumentKind.TENSOR) and kind is not ArgumentKind.ANY:
             raise _wrong_kind(model, each.name, each.data_type, kind)
@@ -176,7 +176,7 @@ def input_places(config: ModelConfig, model: str, arguments: Sequence[Argument])
                 ErrorCode.INVALID_ARG,
                 text + ("write dims: [ 1 ]" if config.max_batch_size > 0 else "write dims: [ -1 ]"),
             )
-    return places
+    return positions
 
 
 def _wrong_kind(model: str, name: str, datatype: DataType, kind: ArgumentKind) -> InferenceError:
@@ -184,6 +184,6 @@ def _wrong_kind(model: str, name: str, datatype: DataType, kind: ArgumentKind) -
     return InferenceError(ErrorCode.INVALID_ARG, text)
 
 
-def output_places(config: ModelConfig, model: str, results: Results) -> dict[str, int | str]:
+def output_order(config: ModelConfig, model: str, results: Results) -> dict[str, int | str]:
     """The position or key of each output among the results. INVALID_ARG."""
     return bind_outputs(model, output_names(config), results, has_order=not hidden_outputs(config))

@@ -50,9 +50,9 @@ class ModuleProgram:
                 raise _failed(model, "torch.compile failed", error) from error
         self._call = Call(None, self.arguments)
 
-    def bind(self, places: Mapping[str, int] | None) -> None:
+    def bind(self, indexes: Mapping[str, int] | None) -> None:
         """The positions of the inputs among the arguments; None: one dictionary takes all."""
-        self._call = Call(places, self.arguments)
+        self._call = Call(indexes, self.arguments)
 
     def call(self, values: Mapping[str, Any]) -> Any:
         return self._call(self.module, values)

@@ -66,29 +66,30 @@ def bind_inputs(
     """The position of each configured input among the arguments; None if one dictionary takes all.
 
     `optional` are inputs that requests may leave out. `has_order`: the configuration's order is that of its `input`
-    list alone; False if the server adds inputs, whose place in it is not defined. INVALID_ARG with what would be right.
+    list alone; False if the server adds inputs, whose position in it is not defined. INVALID_ARG with what would be
+    right.
     """
     called = f"model '{clip(model)}'"
     if len(arguments) == 1 and arguments[0].kind is ArgumentKind.DICT:
         return None
-    places = {argument.name: at for at, argument in enumerate(arguments)}
+    positions = {argument.name: at for at, argument in enumerate(arguments)}
     indices = [index_of(name) for name in names]
-    if all(name in places for name in names):
-        bound = {name: places[name] for name in names}
+    if all(name in positions for name in names):
+        bound = {name: positions[name] for name in names}
     elif all(index is not None for index in indices):
         bound = {name: index for name, index in zip(names, indices, strict=True) if index is not None}
     elif not has_order:
         raise _invalid(
             f"{called} has inputs that the server adds (of sequences or batches), so the order of its inputs does not "
-            f"say which is which; name each input as an argument of forward ({_listed(places)}), or <name>__<index>"
+            f"say which is which; name each input as an argument of forward ({_listed(positions)}), or <name>__<index>"
         )
     else:
         bound = {name: at for at, name in enumerate(names)}
-        moved = [name for name, at in bound.items() if places.get(name, at) != at]
+        moved = [name for name, at in bound.items() if positions.get(name, at) != at]
         if moved:
             raise _invalid(
                 f"{called}: some of its inputs ({_listed(names)}) have names of forward's arguments "
-                f"({_listed(places)}) and others do not, and '{clip(moved[0])}' is at another position; name all so"
+                f"({_listed(positions)}) and others do not, and '{clip(moved[0])}' is at another position; name all so"
             )
     return _checked(called, bound, arguments, optional)
 
@@ -97,18 +98,18 @@ def _checked(
     called: str, bound: dict[str, int], arguments: Sequence[Argument], optional: frozenset[str]
 ) -> dict[str, int]:
     """The same, checked against the arguments."""
-    by_place: dict[int, str] = {}
+    by_position: dict[int, str] = {}
     for name, at in bound.items():
         if at >= len(arguments):
             raise _invalid(
                 f"{called}: forward has {_arguments(arguments)}, and input '{clip(name)}' would be its argument "
                 f"{at + 1}"
             )
-        if at in by_place:
+        if at in by_position:
             raise _invalid(
-                f"{called}: inputs '{clip(by_place[at])}' and '{clip(name)}' are the same argument of forward"
+                f"{called}: inputs '{clip(by_position[at])}' and '{clip(name)}' are the same argument of forward"
             )
-        by_place[at] = name
+        by_position[at] = name
         argument = arguments[at]
         if argument.kind in (ArgumentKind.DICT, ArgumentKind.OTHER):
             raise _invalid(
@@ -120,7 +121,7 @@ def _checked(
                 f"{called}: input '{clip(name)}' is optional, but argument '{clip(argument.name)}' of forward has no "
                 "default"
             )
-    missing = [each.name for at, each in enumerate(arguments) if at not in by_place and not each.optional]
+    missing = [each.name for at, each in enumerate(arguments) if at not in by_position and not each.optional]
     if missing:
         raise _invalid(
             f"{called}: forward has {_arguments(arguments)}, and no input in the configuration is "
@@ -184,10 +185,10 @@ def bind_paths(
     INVALID_ARG with what would be right.
     """
     called = f"model '{clip(model)}'"
-    places: Mapping[str, int] = {name: at for each in (own, paths) for at, name in enumerate(each)}
+    positions: Mapping[str, int] = {name: at for each in (own, paths) for at, name in enumerate(each)}
     bound: dict[str, int] = {}
     for name in names:
-        at = places.get(name, index_of(name))
+        at = positions.get(name, index_of(name))
         if at is None or at >= len(paths):
             example = f"{kind.upper()}__0"
             last = f" to {kind.upper()}__{len(paths) - 1}" if len(paths) > 1 else ""
@@ -196,7 +197,7 @@ def bind_paths(
                 f"by structure {_listed(paths)}"
             )
         if at in bound.values():
-            twin = next(other for other, place in bound.items() if place == at)
+            twin = next(other for other, position in bound.items() if position == at)
             raise _invalid(f"{called}: {kind}s '{clip(twin)}' and '{clip(name)}' are the same tensor ({paths[at]})")
         bound[name] = at
     missing = [path for at, path in enumerate(paths) if at not in bound.values()]

@@ -25,14 +25,14 @@ class ProbeError(Exception):
 
 
 def probe_outputs(
-    config: ModelConfig, program: Program, shapes: ShapesOf, places: Mapping[str, int | str] | None
+    config: ModelConfig, program: Program, shapes: ShapesOf, positions: Mapping[str, int | str] | None
 ) -> tuple[TensorSignature, ...]:
     """The outputs; a dimension that differs between the runs has any size. ProbeError.
 
-    `places` are the outputs by name; None for all, with names of their own.
+    `positions` are the outputs by name; None for all, with names of their own.
     """
-    first = _run(config, program, shapes(0), places)
-    second = _run(config, program, shapes(1), places)
+    first = _run(config, program, shapes(0), positions)
+    second = _run(config, program, shapes(1), positions)
     found = []
     for name, (datatype, shape) in first.items():
         other = second.get(name, (datatype, shape))[1]
@@ -44,7 +44,7 @@ def probe_outputs(
 
 
 def _run(
-    config: ModelConfig, program: Program, shapes: Shapes | None, places: Mapping[str, int | str] | None
+    config: ModelConfig, program: Program, shapes: Shapes | None, positions: Mapping[str, int | str] | None
 ) -> dict[str, tuple[DataType, tuple[int, ...]]]:
     arrays = zeros(shapes) if shapes is not None else None
     if shapes is None or arrays is None:
@@ -57,8 +57,8 @@ def _run(
     try:
         with torch.inference_mode():
             result = program.call(transfer.values(arrays, RunContext([""], [1], [])))
-        wanted = names_of(result) if places is None else tuple(places)
-        everything = {name: at for at, name in enumerate(wanted)} if places is None else places
+        wanted = names_of(result) if positions is None else tuple(positions)
+        everything = {name: at for at, name in enumerate(wanted)} if positions is None else positions
         found = pick(result, everything, wanted)
     except InferenceError as error:
         raise ProbeError(error.message) from error

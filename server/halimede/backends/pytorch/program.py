@@ -55,8 +55,8 @@ class ExportedProgram:
         """The graph's arguments: weights and constants, and None for each input."""
         self._flat: list[Any] = []
         """The caller's arguments in the same way."""
-        self._places: list[int] = []
-        self._flat_places: list[int] = []
+        self._positions: list[int] = []
+        self._flat_positions: list[int] = []
         known = {**program.state_dict, **program.constants}
         is_plain = all(
             each.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT and isinstance(each.arg, tensor)
@@ -65,8 +65,8 @@ class ExportedProgram:
         for spec in program.graph_signature.input_specs:
             if spec.kind is kinds.USER_INPUT:
                 if isinstance(spec.arg, tensor):
-                    self._places.append(len(self._template))
-                    self._flat_places.append(len(self._flat))
+                    self._positions.append(len(self._template))
+                    self._flat_positions.append(len(self._flat))
                 value = getattr(spec.arg, "value", None)
                 self._flat.append(value)
             else:
@@ -85,13 +85,13 @@ class ExportedProgram:
         shapes = tuple(tensor.shape for tensor in tensors)
         if self._graph is not None and shapes in self.checked:
             arguments = self._template.copy()
-            for place, tensor in zip(self._places, tensors, strict=True):
-                arguments[place] = tensor
+            for position, tensor in zip(self._positions, tensors, strict=True):
+                arguments[position] = tensor
             return self._graph(*arguments)
         pytree = runtime().utils._pytree
         flat = self._flat.copy()
-        for place, tensor in zip(self._flat_places, tensors, strict=True):
-            flat[place] = tensor
+        for position, tensor in zip(self._flat_positions, tensors, strict=True):
+            flat[position] = tensor
         arguments, keywords = pytree.tree_unflatten(flat, self._spec)
         try:
             result = self._module(*arguments, **keywords)

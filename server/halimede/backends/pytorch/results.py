@@ -7,10 +7,10 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 
-def pick(result: Any, places: Mapping[str, int | str], wanted: Sequence[str]) -> dict[str, Any]:
+def pick(result: Any, positions: Mapping[str, int | str], wanted: Sequence[str]) -> dict[str, Any]:
     """The wanted outputs: by key of a dictionary, by field of a named tuple that has these fields, else by position.
 
-    `places` has the position of each output. INTERNAL if the model returned something else.
+    `positions` has the position of each output. INTERNAL if the model returned something else.
     """
     if isinstance(result, Mapping):
         missing = [name for name in wanted if name not in result]
@@ -19,12 +19,12 @@ def pick(result: Any, places: Mapping[str, int | str], wanted: Sequence[str]) ->
             raise _internal(f"the model returned no '{clip(missing[0])}'; the keys that it returned are {keys}")
         return {name: result[name] for name in wanted}
     fields = getattr(result, "_fields", ())
-    if fields and all(name in fields for name in places):
+    if fields and all(name in fields for name in positions):
         return {name: getattr(result, name) for name in wanted}
     results = as_sequence(result)
     found: dict[str, Any] = {}
     for name in wanted:
-        at = places[name]
+        at = positions[name]
         if not isinstance(at, int) or at >= len(results):
             raise _internal(
                 f"output '{clip(name)}' is {f'number {at + 1}' if isinstance(at, int) else 'a key'} of the model's "

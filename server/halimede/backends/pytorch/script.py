@@ -48,9 +48,9 @@ class ScriptProgram:
         self.is_writing, self.is_stateful = _effects(self.module)
         self._call = Call(None, self.arguments)
 
-    def bind(self, places: Mapping[str, int] | None) -> None:
+    def bind(self, indexes: Mapping[str, int] | None) -> None:
         """The positions of the inputs among the arguments; None: one dictionary takes all."""
-        self._call = Call(places, self.arguments)
+        self._call = Call(indexes, self.arguments)
 
     def call(self, values: Mapping[str, Any]) -> Any:
         return self._call(self.module, values)
@@ -59,15 +59,15 @@ class ScriptProgram:
 class Call:
     """Calls of `forward` with values by the names of the configuration."""
 
-    def __init__(self, places: Mapping[str, int] | None, arguments: Sequence[Argument]) -> None:
-        """`places` are the positions of the names among the arguments; None: one dictionary takes all."""
-        self._places = places
-        self._order = sorted(places, key=places.__getitem__) if places is not None else ()
-        self._has_gaps = places is not None and [places[name] for name in self._order] != list(range(len(places)))
+    def __init__(self, indexes: Mapping[str, int] | None, arguments: Sequence[Argument]) -> None:
+        """`indexes` are the positions of the names among the arguments; None: one dictionary takes all."""
+        self._indexes = indexes
+        self._order = sorted(indexes, key=indexes.__getitem__) if indexes is not None else ()
+        self._has_gaps = indexes is not None and [indexes[name] for name in self._order] != list(range(len(indexes)))
         self._arguments = arguments
 
     def __call__(self, function: Any, values: Mapping[str, Any]) -> Any:  # Any: a torch.nn.Module, torch.Tensor
-        if self._places is None:
+        if self._indexes is None:
             return function(dict(values))
         if len(values) == len(self._order) and not self._has_gaps:
             return function(*[values[name] for name in self._order])
@@ -77,10 +77,10 @@ class Call:
         for name in self._order:
             if name not in values:
                 continue
-            if self._places[name] == len(positional):
+            if self._indexes[name] == len(positional):
                 positional.append(values[name])
             else:
-                keywords[self._arguments[self._places[name]].name] = values[name]
+                keywords[self._arguments[self._indexes[name]].name] = values[name]
         return function(*positional, **keywords)
 
 

@@ -9,7 +9,7 @@ from halimede.core.types.error import clip
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Dim:
     name: str
     at: int
     axis: int
@@ -23,9 +23,9 @@ class SizeCheck:
 
     def __init__(self, tensors: Sequence[ExportedTensor], names: Mapping[str, int]) -> None:
         """`names` are the configured names, by position among the tensors."""
-        by_place = {at: name for name, at in names.items()}
-        self._places = [
-            _Place(by_place.get(at, tensor.path), at, axis, size.symbol, size.least or 0, size.most)
+        by_position = {at: name for name, at in names.items()}
+        self._dims = [
+            _Dim(by_position.get(at, tensor.path), at, axis, size.symbol, size.least or 0, size.most)
             for at, tensor in enumerate(tensors)
             for axis, size in enumerate(tensor.dimensions)
             if size.size == -1
@@ -33,25 +33,23 @@ class SizeCheck:
 
     def check(self, shapes: Sequence[Sequence[int]]) -> None:
         """`shapes` of all tensors. INVALID_ARG for the first size that does not fit."""
-        sizes: dict[str, tuple[int, _Place]] = {}
-        for place in self._places:
-            size = shapes[place.at][place.axis]
-            if size < place.least or (place.most is not None and size > place.most):
-                bounds = (
-                    f"at least {place.least}" if place.most is None or size < place.least else f"at most {place.most}"
-                )
-                raise _invalid(f"{_dimension(place)} is {size}; the model takes {bounds}")
-            if not place.symbol:
+        sizes: dict[str, tuple[int, _Dim]] = {}
+        for dim in self._dims:
+            size = shapes[dim.at][dim.axis]
+            if size < dim.least or (dim.most is not None and size > dim.most):
+                bounds = f"at least {dim.least}" if dim.most is None or size < dim.least else f"at most {dim.most}"
+                raise _invalid(f"{_dimension(dim)} is {size}; the model takes {bounds}")
+            if not dim.symbol:
                 continue
-            known, other = sizes.setdefault(place.symbol, (size, place))
+            known, other = sizes.setdefault(dim.symbol, (size, dim))
             if known != size:
                 raise _invalid(
-                    f"{_dimension(place)} is {size}, and {_dimension(other)} is {known}; the model needs equal sizes"
+                    f"{_dimension(dim)} is {size}, and {_dimension(other)} is {known}; the model needs equal sizes"
                 )
 
 
-def _dimension(place: _Place) -> str:
-    return f"dimension {place.axis} of input '{clip(place.name)}'"
+def _dimension(dim: _Dim) -> str:
+    return f"dimension {dim.axis} of input '{clip(dim.name)}'"
 
 
 def _invalid(message: str) -> InferenceError:

@@ -1,4 +1,4 @@
-"""The places of tensors in nested arguments and results, as torch.export writes them (a pytree). Pure."""
+"""The positions of tensors in nested arguments and results, as torch.export writes them (a pytree). Pure."""
 
 import json
 from typing import Any

@@ -105,10 +105,10 @@ def has_cuda() -> bool:
 def load_libraries(names: Sequence[str], folders: Sequence[Path], model: str) -> None:
     """Load libraries with custom operations. UNAVAILABLE for one that is not there, INTERNAL for one that fails."""
     for name in names:
-        places = [folder / name for folder in folders]
-        found = next((place for place in places if place.is_file()), None)
+        paths = [folder / name for folder in folders]
+        found = next((path for path in paths if path.is_file()), None)
         if found is None:
-            looked = ", ".join(f"'{place}'" for place in dict.fromkeys(places))
+            looked = ", ".join(f"'{path}'" for path in dict.fromkeys(paths))
             text = f"model '{clip(model)}': there is no operation library '{clip(name)}': looked for {looked}"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
         with as_inference_errors(f"model '{clip(model)}': operation library '{found}' cannot be loaded"):

@@ -178,7 +178,7 @@ def varints(values: NDArray[np.int64]) -> bytes:
     shifts = np.arange(0, 35, 7)
     digits = (values[:, None] >> shifts) & 127
     lengths = np.maximum(1, (values[:, None] >> shifts > 0).sum(axis=1))
-    places = np.arange(len(shifts))
-    digits |= np.where(places < lengths[:, None] - 1, 128, 0)
-    encoded: NDArray[np.uint8] = digits.astype(np.uint8)[places < lengths[:, None]]
+    positions = np.arange(len(shifts))
+    digits |= np.where(positions < lengths[:, None] - 1, 128, 0)
+    encoded: NDArray[np.uint8] = digits.astype(np.uint8)[positions < lengths[:, None]]
     return encoded.tobytes()

@@ -31,7 +31,7 @@ _MISSING, _REFUSED, _NO_MEMORY = 3, 4, 5
 _OUT_OF_MEMORY = ("bad_alloc", "cannot allocate memory", "Could not expand buffer")
 """In the errors of C++, of the dynamic linker, and of Treelite."""
 
-_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: |^\S+\.(?:cc|h):\d+: ")
+_ORIGIN = re.compile(r"^\[[\d:]+\] \S+?:\d+: |^\S+\.(?:cc|h):\d+: ")
 
 
 def read_file(
@@ -131,7 +131,7 @@ def limit_process(memory_bytes: int, seconds: int) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(_PLACE.sub("", line) for line in str(error).splitlines() if not line.startswith("Stack trace"))
+    text = " ".join(_ORIGIN.sub("", line) for line in str(error).splitlines() if not line.startswith("Stack trace"))
     return " ".join(text.split()) or type(error).__name__
 
 

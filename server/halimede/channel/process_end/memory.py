@@ -98,7 +98,7 @@ class Memory:
             self._retained[block] = True
         return retained
 
-    def place(self, data: Buffer) -> Block | None:
+    def store(self, data: Buffer) -> Block | None:
         """The block with an output's bytes: their own place if they lie in shared memory, else a copy."""
         where = self.inbound.find(data) or self.shared.find_unwritten(data)
         if where is not None:

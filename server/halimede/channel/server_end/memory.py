@@ -77,7 +77,7 @@ class Memory:
         self._segments = 0
         self._is_growing = False
         # For the frame that is being encoded: its blocks, and the data to copy into them.
-        self._placed: list[Block] = []
+        self._stored: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
         channel.handle(ChannelFrame.UNUSED, self._on_unused)
         channel.handle(ChannelFrame.MAPPED, self._on_mapped)
@@ -86,14 +86,14 @@ class Memory:
         """Free shared blocks: the worker has ended."""
         self._shared.close()
 
-    def place(self, data: Buffer) -> Block | None:
+    def store(self, data: Buffer) -> Block | None:
         """A block for a tensor of the frame that is being encoded; None to send the tensor in the frame."""
         self._free_released()
         arena = self.inbound.blocks
         size = len(data)
         if size >= MIN_SHARED_BYTES and (shared := self._shared.share(data)) is not None:
             self._holders[shared] = 1
-            self._placed.append(shared)
+            self._stored.append(shared)
             return shared
         block = arena.allocate(size)
         if block is None:
@@ -107,16 +107,16 @@ class Memory:
                 return None
         self._holders[block] = 1
         self.inbound.map.sharing.writable.add(block)
-        self._placed.append(block)
+        self._stored.append(block)
         self._copies.append((block, data))
         return block
 
-    def take_placed(self) -> Sequence[Block]:
+    def take_stored(self) -> Sequence[Block]:
         """The blocks of the frame that was encoded."""
-        if not self._placed:
+        if not self._stored:
             return ()
-        placed, self._placed = self._placed, []
-        return placed
+        stored, self._stored = self._stored, []
+        return stored
 
     def take_copies(self) -> list[tuple[Block, Buffer]]:
         """The data to copy into the blocks."""

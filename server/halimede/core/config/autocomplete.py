@@ -18,7 +18,7 @@ from halimede.core.config.model_config import (
 )
 from halimede.core.config.parameters import number_setting
 from halimede.core.config.sequence_tensors import (
-    PlacedTensor,
+    LocatedTensor,
     added_inputs,
     hidden_outputs,
     model_inputs,
@@ -203,18 +203,18 @@ def _signature_problems(config: ModelConfig, signature: ModelSignature) -> Itera
             f"provides {len(signature.inputs)}",
             "input",
         )
-    sides: tuple[tuple[str, Sequence[PlacedTensor[ModelInput | ModelOutput]], Sequence[TensorSignature]], ...] = (
-        ("input", (*_placed("input", config.input), *added), signature.inputs),
-        ("output", (*_placed("output", config.output), *hidden_outputs(config)), signature.outputs),
+    sides: tuple[tuple[str, Sequence[LocatedTensor[ModelInput | ModelOutput]], Sequence[TensorSignature]], ...] = (
+        ("input", (*_located("input", config.input), *added), signature.inputs),
+        ("output", (*_located("output", config.output), *hidden_outputs(config)), signature.outputs),
     )
     for kind, tensors, signatures in sides:
         by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
-        for placed in tensors:
-            tensor = placed.tensor
+        for located in tensors:
+            tensor = located.tensor
             if tensor.name in by_name:
-                yield from _disagreements(config, tensor, by_name[tensor.name], kind, placed.path)
+                yield from _disagreements(config, tensor, by_name[tensor.name], kind, located.path)
             else:
-                yield _unknown(config, kind, tensor.name, by_name, placed.name_path)
+                yield _unknown(config, kind, tensor.name, by_name, located.name_path)
     inputs = {file_tensor.name: file_tensor for file_tensor in signature.inputs}
     for made in computed:
         if made.name not in inputs:
@@ -262,8 +262,8 @@ def _made_problem(made: MadeInput, file_tensor: TensorSignature) -> str | None:
     return None
 
 
-def _placed(kind: str, tensors: Sequence[_Tensor]) -> list[PlacedTensor[_Tensor]]:
-    return [PlacedTensor(tensor, f"{kind}[{i}]", f"{kind}[{i}].name") for i, tensor in enumerate(tensors)]
+def _located(kind: str, tensors: Sequence[_Tensor]) -> list[LocatedTensor[_Tensor]]:
+    return [LocatedTensor(tensor, f"{kind}[{i}]", f"{kind}[{i}].name") for i, tensor in enumerate(tensors)]
 
 
 def _disagreements(

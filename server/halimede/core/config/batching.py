@@ -89,7 +89,7 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
     except InferenceError:
         concurrency = 1  # `process_options` has an error of its own for this
     if concurrency > 1:
-        # The requests of a sequence would run in any order, and batches would share the seats' state.
+        # The requests of a sequence would run in any order, and batches would share the sequence slots' state.
         yield Problem(
             f"parameter '{MAX_CONCURRENCY}' must be 1 for {name}: an instance of a model with sequence batching "
             f"executes one batch at a time, got {concurrency}",

@@ -40,8 +40,8 @@ def origins(stages: Sequence[Stage], locations: Mapping[str, tuple[int, int]]) -
         if since > 0:
             found[path] = stages[since].origin
         else:
-            place = locations.get(path)
-            found[path] = f"{stages[0].origin}:{place[0]}" if place else DEFAULT
+            position = locations.get(path)
+            found[path] = f"{stages[0].origin}:{position[0]}" if position else DEFAULT
     return found
 
 

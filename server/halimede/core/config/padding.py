@@ -201,5 +201,5 @@ def _problem(text: str, parameter: str = PADDING) -> Problem:
 
 
 def parameter_path(parameter: str) -> str:
-    """The place of a parameter in the configuration."""
+    """The path of a parameter in the configuration."""
     return f'parameters["{parameter}"]'

@@ -86,13 +86,13 @@ _PATH_STEP = re.compile(r'\.?[^].["]+|\["[^"]*"\]|\[[^]"]*\]')
 
 
 def _located(problem: Problem, locations: Mapping[str, tuple[int, int]]) -> Problem:
-    place = locations.get(problem.path)
-    if place is None:
+    position = locations.get(problem.path)
+    if position is None:
         end = 0
         while step := _PATH_STEP.match(problem.path, end):
             end = step.end()
-            place = locations.get(problem.path[:end], place)
-    return replace(problem, line=place[0], column=place[1]) if place else problem
+            position = locations.get(problem.path[:end], position)
+    return replace(problem, line=position[0], column=position[1]) if position else problem
 
 
 @dataclass(frozen=True, slots=True)

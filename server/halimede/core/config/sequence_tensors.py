@@ -11,15 +11,15 @@ _TensorT_co = TypeVar("_TensorT_co", bound=ModelInput | ModelOutput, covariant=T
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTensor(Generic[_TensorT_co]):
-    """A tensor without its batch dimension, its place in the configuration, and the place of its name."""
+class LocatedTensor(Generic[_TensorT_co]):
+    """A tensor without its batch dimension, its path in the configuration, and the path of its name."""
 
     tensor: _TensorT_co
     path: str
     name_path: str
 
 
-def added_inputs(config: ModelConfig) -> tuple[PlacedTensor[ModelInput], ...]:
+def added_inputs(config: ModelConfig) -> tuple[LocatedTensor[ModelInput], ...]:
     """The inputs that the server adds to each request, for controls and states."""
     batching = config.sequence_batching
     if batching is None:
@@ -29,22 +29,22 @@ def added_inputs(config: ModelConfig) -> tuple[PlacedTensor[ModelInput], ...]:
         path = f"sequence_batching.control_input[{i}]"
         for control in control_input.control[:1]:
             tensor = ModelInput(control_input.name, _control_type(control), dims=(1,))
-            added.append(PlacedTensor(tensor, f"{path}.control[0]", f"{path}.name"))
+            added.append(LocatedTensor(tensor, f"{path}.control[0]", f"{path}.name"))
     for i, state in enumerate(batching.state):
         path = f"sequence_batching.state[{i}]"
         tensor = ModelInput(state.input_name, state.data_type, dims=state.dims)
-        added.append(PlacedTensor(tensor, path, f"{path}.input_name"))
+        added.append(LocatedTensor(tensor, path, f"{path}.input_name"))
     return tuple(added)
 
 
-def hidden_outputs(config: ModelConfig) -> tuple[PlacedTensor[ModelOutput], ...]:
+def hidden_outputs(config: ModelConfig) -> tuple[LocatedTensor[ModelOutput], ...]:
     """The outputs for states that clients do not see."""
     batching = config.sequence_batching
     if batching is None:
         return ()
     listed = {output.name for output in config.output}
     return tuple(
-        PlacedTensor(
+        LocatedTensor(
             ModelOutput(state.output_name, state.data_type, dims=state.dims),
             f"sequence_batching.state[{i}]",
             f"sequence_batching.state[{i}].output_name",

@@ -64,12 +64,12 @@ def _events(text: str) -> Iterator[yaml.Event]:
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         reason = " ".join(part for part in (error.context, error.problem) if part)
-        raise TextError(f"not YAML: {printable(reason)}", *_place(error.problem_mark)) from None
+        raise TextError(f"not YAML: {printable(reason)}", *_position(error.problem_mark)) from None
     except yaml.YAMLError as error:
         raise TextError(f"not YAML: {printable(str(error))}", 1, 1) from None
 
 
-def _place(mark: Any) -> tuple[int, int]:  # Any: the library has one class in Python and another in C
+def _position(mark: Any) -> tuple[int, int]:  # Any: the library has one class in Python and another in C
     return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
@@ -85,7 +85,7 @@ class _Tree:
         self._left = MAX_TOKENS
 
     def add(self, event: yaml.Event) -> None:
-        line, column = _place(event.start_mark)
+        line, column = _position(event.start_mark)
         match event:
             case yaml.DocumentStartEvent():
                 self._documents += 1

@@ -56,7 +56,7 @@ class RequestPlan:
     `needed` has the outputs that are requested from each step; () for a step that is not run. `users` and `scope_of`
     are by tensor. `waits` counts the tensors that each user waits for, and `scopes` has the scope of each user. `uses`
     counts, by scope, the uses of its tensors in it, plus one for each tensor that inner scopes use. Those tensors are
-    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat`
+    `inherited`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat`
     means that every user is in scope 0 and that no step has a condition: every step then runs once.
     """
 
@@ -69,7 +69,7 @@ class RequestPlan:
     scopes: tuple[int, ...]
     uses: Mapping[int, Mapping[str, int]]
     shared: Mapping[int, Mapping[str, tuple[int, ...]]]
-    lent: tuple[str, ...]
+    inherited: tuple[str, ...]
     undecided: Mapping[int, int]
     is_flat: bool
 
@@ -397,7 +397,7 @@ def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> RequestPlan:
         scopes=tuple(scopes),
         uses=uses,
         shared=shared,
-        lent=tuple(dict.fromkeys(tensor for there in shared.values() for tensor in there)),
+        inherited=tuple(dict.fromkeys(tensor for there in shared.values() for tensor in there)),
         undecided=undecided,
         is_flat=not any(scope_of.values()) and not any(steps[i].when or steps[i].decoupled for i in active),
     )

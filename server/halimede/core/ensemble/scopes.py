@@ -125,7 +125,7 @@ class Scopes:
     def release_shared(self, scope: Scope) -> None:
         """Release the tensors that only inner scopes used, if none of these is open and none will be opened."""
         if scope is self.root and scope.has_all_children and scope.children == 0:
-            for tensor in self._plan.lent:
+            for tensor in self._plan.inherited:
                 self._release(scope, tensor)
 
     def close(self, scope: Scope) -> None:

@@ -217,7 +217,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
         "Sequences that the instances can have at a time",
         "sequences",
         "At the scrape; without instances whose process has ended. Models as above.",
-        lambda model: None if model.load.sequences is None else model.load.sequences.seats,
+        lambda model: None if model.load.sequences is None else model.load.sequences.sequence_slots,
     ),
 )
 

@@ -25,12 +25,12 @@ _ABSEIL_NOTE = "WARNING: All log messages before absl::InitializeLog() is called
 
 class NativeLine(NamedTuple):
     severity: Severity
-    place: str
+    origin: str
     text: str
 
 
-def read_native_line(text: str, place: str) -> NativeLine | None:
-    """The log line for a printed line; `place` is used unless the library gives one. None for colour codes only."""
+def read_native_line(text: str, origin: str) -> NativeLine | None:
+    """The log line for a printed line; `origin` is used unless the library gives one. None for colour codes only."""
     plain = _COLOURS.sub("", text)
     match = _ONNX_RUNTIME.fullmatch(plain)
     if match is not None:
@@ -40,4 +40,4 @@ def read_native_line(text: str, place: str) -> NativeLine | None:
         severity = Severity.VERBOSE if match[1] == "I" else _SEVERITIES[match[1]]
         return NativeLine(severity, match[2], match[3])
     severity = Severity.VERBOSE if plain == _ABSEIL_NOTE else Severity.INFO
-    return NativeLine(severity, place, plain) if plain or not text else None
+    return NativeLine(severity, origin, plain) if plain or not text else None

@@ -93,11 +93,11 @@ def loading_line(loading: Iterable[tuple[str, float]], terminal: Terminal) -> st
     return "\n".join(_wrapped(f"still loading: {text}", terminal.width))
 
 
-def url_of(scheme: str, place: str, path: str = "") -> str:
-    """Where clients on this machine reach a service that listens at `place`: ADDRESS:PORT, or `unix:PATH`."""
-    if place.startswith("unix:"):
-        return place
-    address, _, port = place.rpartition(":")
+def url_of(scheme: str, endpoint: str, path: str = "") -> str:
+    """Where clients on this machine reach a service that listens at `endpoint`: ADDRESS:PORT, or `unix:PATH`."""
+    if endpoint.startswith("unix:"):
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
     if address in _ANYWHERE:
         address = "localhost"
     elif ":" in address and not address.startswith("["):

@@ -221,15 +221,15 @@ def archive_kinds(names: Collection[str]) -> list[FileKind]:
 
 
 def _archive(content: Content) -> Look:
-    place = _directory_place(content)
-    if place is None:
+    location = _directory_location(content)
+    if location is None:
         return Look(FileKind.ZIP, _cut("the directory at the end of every zip archive"))
-    if place.offset + place.length > content.size:
+    if location.offset + location.length > content.size:
         return Look(FileKind.ZIP, _cut("a part of the archive's directory"))
-    names, doubt = _member_names(content.at(place.offset, min(place.length, DIRECTORY_BYTES)))
-    if place.length > DIRECTORY_BYTES:
-        doubt = f"its directory has {place.length} bytes, of which {DIRECTORY_BYTES} are read"
-    elif not place.is_plain:
+    names, doubt = _member_names(content.at(location.offset, min(location.length, DIRECTORY_BYTES)))
+    if location.length > DIRECTORY_BYTES:
+        doubt = f"its directory has {location.length} bytes, of which {DIRECTORY_BYTES} are read"
+    elif not location.is_plain:
         doubt = "its directory is not where all readers look for it"
     kinds = archive_kinds(names)
     if len(kinds) > 1:
@@ -238,7 +238,7 @@ def _archive(content: Content) -> Look:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     """Of an archive's directory. It `is_plain` if readers that look in different ways agree on it."""
 
     offset: int
@@ -246,7 +246,7 @@ class _Place:
     is_plain: bool
 
 
-def _directory_place(content: Content) -> _Place | None:
+def _directory_location(content: Content) -> _Location | None:
     """None without a record of the directory at the end."""
     end = _end(content)
     at = end.rfind(b"PK\x05\x06")
@@ -269,7 +269,7 @@ def _directory_place(content: Content) -> _Place | None:
         is_plain &= all(one in (0xFFFFFFFF, other) for one, other in zip(short, (length, offset), strict=True))
     # Python also reads archives that have other bytes before them, and takes the directory that ends here.
     is_plain &= offset + length == content.size - len(end) + records
-    return _Place(offset, length, is_plain)
+    return _Location(offset, length, is_plain)
 
 
 def _member_names(directory: bytes) -> tuple[Sequence[str], str]:
@@ -360,7 +360,7 @@ def _fields(content: Content) -> tuple[list[_Field], bool]:
 
 
 def _varint(head: bytes, at: int) -> tuple[int, int]:
-    """The number there, and the place behind it."""
+    """The number there, and the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(head):

@@ -241,7 +241,7 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
     )
 
 
-SEVERAL_PLACES = "model appears in two or more repositories"
+SEVERAL_REPOSITORIES = "model appears in two or more repositories"
 """The exact text in the index for such a model: scripts search for it."""
 
 
@@ -254,9 +254,9 @@ def model_filename(config: ModelConfig, usual: str, device: Device | None = None
     return named if device is None else config.cc_model_filenames.get(device.capability_text, named)
 
 
-def duplicate_problem(places: Sequence[str]) -> str:
-    """Why a model that is in several repositories is not loaded, for the log. `places` are its directories."""
-    return f"{SEVERAL_PLACES}: {', '.join(places)}"
+def duplicate_problem(paths: Sequence[str]) -> str:
+    """Why a model that is in several repositories is not loaded, for the log. `paths` are its directories."""
+    return f"{SEVERAL_REPOSITORIES}: {', '.join(paths)}"
 
 
 def no_name_problem(name: str) -> str | None:

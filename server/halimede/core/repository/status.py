@@ -8,7 +8,7 @@ when models of its steps are loaded and unloaded.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from halimede.core.repository.layout import SEVERAL_PLACES
+from halimede.core.repository.layout import SEVERAL_REPOSITORIES
 from halimede.core.repository.lifecycle import VersionEvent, next_state, reason
 from halimede.core.repository.load_errors import ConfigError, LoadError, VersionError
 from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
@@ -157,7 +157,7 @@ class ModelStatus:
     ) -> Iterator[ModelIndexEntry]:
         """The model's entries in the index. `is_duplicate`: it is in several repositories."""
         if not self.versions:
-            failure = SEVERAL_PLACES if is_duplicate else self.failure
+            failure = SEVERAL_REPOSITORIES if is_duplicate else self.failure
             yield ModelIndexEntry(name, "", ModelReadyState.UNAVAILABLE if failure else None, failure)
         for version, status in sorted(self.versions.items()):
             yield self._entry(name, version, status, serving.get(version))

@@ -8,7 +8,8 @@ from halimede.core.types.statistics import FailureReason
 
 
 class Slot(NamedTuple):
-    """The place of one batch at an instance: the instance's ordinal in its model, and the number of the slot there.
+    """It runs one batch of an instance at a time: the instance's ordinal in its model, and the number of the slot
+    there.
 
     A tuple, because tuples hash and compare in native code.
     """
@@ -22,15 +23,15 @@ class Execute:
     """Run these requests in this order as one batch in this slot. The batch ends with one `completed` of the slot.
 
     A slot may get its next batch before `completed` of the last one. The worker runs the batches of a slot in order.
-    `seats` are for sequence models, one for each request: the number, from 0, of the place that its sequence has at the
-    instance. The worker keeps the sequence's implicit state there, until a request with START comes to the same seat.
-    In the direct strategy a seat is also a row of the batch, and rows between that no request has are null rows; the
-    requests are in the order of their seats. () for other models.
+    `sequence_slots` are for sequence models, one for each request: the number, from 0, of the one that its sequence has
+    at the instance. The worker keeps the sequence's implicit state there, until a request with START comes to the same
+    sequence slot. In the direct strategy a sequence slot is also a row of the batch, and rows between that no request
+    has are null rows; the requests are in the order of their sequence slots. () for other models.
     """
 
     slot: Slot
     requests: tuple[int, ...]
-    seats: tuple[int, ...] = ()
+    sequence_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the state of this seat: its sequence has ended."""
+    """Drop the state of this sequence slot: its sequence has ended."""
 
     slot: Slot
-    seat: int
+    sequence_slot: int
 
 
 Action = Execute | Fail | Forget | Warn

@@ -36,4 +36,4 @@ def make_scheduler(
     if config.dynamic_batching is None:
         return DynamicBatchScheduler(batches, queue=BatchQueue(batches, take_back))
     queue = BatchQueue(batches, take_back, priorities_from_config(config), strategy)
-    return DynamicBatchScheduler(batches, queue=queue, begins_at=hold.seated)
+    return DynamicBatchScheduler(batches, queue=queue, begins_at=hold.assigned)

@@ -18,11 +18,11 @@ PICK_UP_NS = 5_000
 class StartHold:
     """A hold for Triton's tests: a model executes nothing until so many requests are queued for the first time.
 
-    `seated` counts requests that wait for an instance (TRITONSERVER_DELAY_SCHEDULER), `backlogged` those of sequences
-    that wait for a seat (TRITONSERVER_BACKLOG_DELAY_SCHEDULER).
+    `assigned` counts requests that wait for an instance (TRITONSERVER_DELAY_SCHEDULER), `backlogged` those of sequences
+    that wait for a sequence slot (TRITONSERVER_BACKLOG_DELAY_SCHEDULER).
     """
 
-    seated: int = 0
+    assigned: int = 0
     backlogged: int = 0
 
 

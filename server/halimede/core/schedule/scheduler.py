@@ -85,7 +85,7 @@ class Scheduler(Protocol):
     """Whether each request is a sequence of its own, which its model may execute again (AGAIN)."""
 
     has_null_rows: bool
-    """Whether a batch has a row for each seat up to the highest one: those without a request are null rows."""
+    """Whether a batch has a row for each sequence slot up to the highest one: those without a request are null rows."""
 
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
         """Accept the request, or raise InferenceError and forget it.
@@ -110,7 +110,8 @@ class Scheduler(Protocol):
     def wake_at(self) -> int | None:
         """The next time in ns at which `poll` has something to do without another event; None for never.
 
-        That is an action, or it moves `wake_at` forward (an idle sequence ends, and nothing waits for its place).
+        That is an action, or it moves `wake_at` forward (an idle sequence ends, and nothing waits for its sequence
+        slot).
         """
 
     def try_cancel(self, key: int) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Place:
-    """Where a request is: the ways in which it can be served, each with the waiters that must end before.
+class Dependencies:
+    """What a request waits for: the ways in which it can be served, each with the waiters that must end before.
 
     A request that executes has one way: its batch, or the request of an ensemble, must end. A queued one has a way for
     each instance, empty for a free one. `in_sequence`: it is queued, and the instance that has its sequence is its only
@@ -33,17 +33,17 @@ class Place:
         return {waiter for way in self.ways for waiter in way}
 
 
-ANSWERED = Place([()])
-"""The place of a finished request."""
+ANSWERED = Dependencies([()])
+"""The dependencies of a finished request."""
 
 
 class WaitGraph:
-    """The calls under way by what waits for them. `place_of` gives the place of a request by its ticket."""
+    """The calls under way by what waits for them. `dependencies_of` gives those of a request by its ticket."""
 
-    __slots__ = ("_calls", "_place_of", "_waiters")
+    __slots__ = ("_calls", "_dependencies_of", "_waiters")
 
-    def __init__(self, place_of: Callable[[int], Place]) -> None:
-        self._place_of = place_of
+    def __init__(self, dependencies_of: Callable[[int], Dependencies]) -> None:
+        self._dependencies_of = dependencies_of
         self._calls: dict[Hashable, set[int]] = {}
         self._waiters: dict[int, Hashable] = {}
 
@@ -71,30 +71,30 @@ class WaitGraph:
 
     def is_stuck(self, ticket: int) -> bool:
         """Whether the call is in a deadlock."""
-        place = self._place_of(ticket)
+        needs = self._dependencies_of(ticket)
         # The usual case: the instances that serve the call wait for no other call.
-        if place.is_served({waiter for waiter in place.waiters() if waiter not in self._calls}):
+        if needs.is_served({waiter for waiter in needs.waiters() if waiter not in self._calls}):
             return False
-        places, waiters = self._reachable(ticket)
+        reachable, waiters = self._reachable(ticket)
         # Collect the calls that are answered, beginning with those behind waiters without calls, until none is added.
         answered: set[int] = set()
         while True:
             ends = {waiter for waiter in waiters if self._calls.get(waiter, set()) <= answered}
-            found = {call for call, place in places.items() if call not in answered and place.is_served(ends)}
+            found = {call for call, needs in reachable.items() if call not in answered and needs.is_served(ends)}
             if not found:
                 return ticket not in answered
             answered |= found
 
-    def _reachable(self, ticket: int) -> tuple[dict[int, Place], set[Hashable]]:
-        """The places of all calls on which this call depends, and the waiters in these places."""
-        places: dict[int, Place] = {}
+    def _reachable(self, ticket: int) -> tuple[dict[int, Dependencies], set[Hashable]]:
+        """The dependencies of all calls on which this call depends, and the waiters in them."""
+        reachable: dict[int, Dependencies] = {}
         waiters: set[Hashable] = set()
         pending = [ticket]
         while pending:
             call = pending.pop()
-            places[call] = self._place_of(call)
+            reachable[call] = self._dependencies_of(call)
             # Many calls can wait for one waiter, which has many calls: they are listed once.
-            for waiter in places[call].waiters() - waiters:
+            for waiter in reachable[call].waiters() - waiters:
                 waiters.add(waiter)
                 pending += self._calls.get(waiter, ())
-        return places, waiters
+        return reachable, waiters

@@ -76,7 +76,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """`fills_rows`: a batch has a row for each seat up to the highest one, as in the direct strategy.
+    """`fills_rows`: a batch has a row for each sequence slot up to the highest one, as in the direct strategy.
 
     `outputs` are the outputs that clients see; a state may be one of them.
     """

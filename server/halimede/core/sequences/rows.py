@@ -1,16 +1,17 @@
-"""The rows of a batch with seats: each request with its controls and state, and the null rows between them.
+"""The rows of a batch with sequence slots: each request with its controls and state, and the null rows between them.
 
-The state of a seat is replaced at START, and removed after END or when the scheduler says that the sequence has ended
-(`forget`), so there is one at most for each seat. A row collects the new state that the model's responses carry.
-The seat gets it when the execution of the row ends without an error; a response that is sent even later changes the
-state at once.
+The state of a sequence slot is replaced at START, and removed after END or when the scheduler says that the sequence
+has ended (`forget`), so there is one at most for each sequence slot. A row collects the new state that the model's
+responses carry. The sequence slot gets it when the execution of the row ends without an error; a response that is sent
+even later changes the state at once.
 
 The bytes of each state are taken from the bound of the server before the state is kept, and are given back when it is
 replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do requests without
 START that are executed before the scheduler knows.
 
-A null row has inputs as large as those of a request of its batch, so one request in the last of many seats makes a
-batch of many times its size. Null rows of more than `MAX_UNCOUNTED_BYTES` must fit into the bound of the states, too.
+A null row has inputs as large as those of a request of its batch, so one request in the last of many sequence slots
+makes a batch of many times its size. Null rows of more than `MAX_UNCOUNTED_BYTES` must fit into the bound of the
+states, too.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -40,7 +41,7 @@ _UNSIGNED = {
 }
 
 
-class SeatedItem(Protocol):
+class Item(Protocol):
     """A request of a batch. Members are properties, because these may also be attributes that nothing may set."""
 
     @property
@@ -50,7 +51,7 @@ class SeatedItem(Protocol):
     @property
     def rows(self) -> int: ...
     @property
-    def seat(self) -> int: ...
+    def sequence_slot(self) -> int: ...
 
 
 class StateBytes(Protocol):
@@ -83,15 +84,15 @@ class Memory:
 class Row:
     """One row of a batch as the model sees it: a request with more inputs, or a null row (`item` None)."""
 
-    __slots__ = ("_ended", "_failed", "_new", "item", "key", "memory", "request", "rows", "seat", "sequences")
+    __slots__ = ("_ended", "_failed", "_new", "item", "key", "memory", "request", "rows", "sequence_slot", "sequences")
 
     def __init__(
-        self, sequences: "Sequences", item: SeatedItem | None, seat: int, request: InferenceRequest, memory: Memory
+        self, sequences: "Sequences", item: Item | None, sequence_slot: int, request: InferenceRequest, memory: Memory
     ) -> None:
         self.sequences = sequences
         self.item = item
         self.key = NULL_KEY if item is None else item.key
-        self.seat = seat
+        self.sequence_slot = sequence_slot
         self.rows = 1 if item is None else item.rows
         self.request = request
         self.memory = memory
@@ -133,7 +134,7 @@ class Row:
         self._ended = True
         self._store()
         if is_last and self.request.sequence_end:
-            self.sequences.forget(self.seat, self.memory)
+            self.sequences.forget(self.sequence_slot, self.memory)
 
     def _store(self) -> None:
         # Not a loop over the items: another thread may `take` a response meanwhile.
@@ -142,15 +143,15 @@ class Row:
             self.sequences.store(name, tensor, taken_bytes, self.memory)
 
     def _drop_new(self, name: str) -> None:
-        """Drop a new state that the seat does not get."""
+        """Drop a new state that the sequence slot does not get."""
         new = self._new.pop(name, None)
         if new is not None and new[1]:
             self.sequences.states.give_back(new[1])
 
 
 class Sequences:
-    """The sequences of one instance. Not thread-safe, except that rows may `take` responses, and seats whose requests
-    do not execute be forgotten, on any thread."""
+    """The sequences of one instance. Not thread-safe, except that rows may `take` responses, and sequence slots whose
+    requests do not execute be forgotten, on any thread."""
 
     def __init__(
         self, plan: SequencePlan, model: str, initial: Mapping[str, Tensor], states: StateBytes, *, copies: bool
@@ -164,10 +165,10 @@ class Sequences:
         self._model = model
         self._initial = initial
         self._copies = copies
-        self._seats: dict[int, Memory] = {}
+        self._memories: dict[int, Memory] = {}
         self._ended: dict[int, EndedSequenceError] = {}
-        """By seat, the error of a sequence whose state exceeded the bound. The scheduler may not know yet: only the end
-        of a batch tells it, and not a response of its own."""
+        """By sequence slot, the error of a sequence whose state exceeded the bound. The scheduler may not know yet:
+        only the end of a batch tells it, and not a response of its own."""
         self._controls = {
             (start, end): tuple(_value(control, start, end) for control in plan.controls)
             for start in (False, True)
@@ -176,9 +177,9 @@ class Sequences:
         """The control inputs of a request, except its correlation id, by START and END."""
 
     def __repr__(self) -> str:
-        return f"<Sequences of {self._model} seats={len(self._seats)}>"
+        return f"<Sequences of {self._model} sequence_slots={len(self._memories)}>"
 
-    def check(self, items: Sequence[SeatedItem]) -> dict[int, InferenceError]:
+    def check(self, items: Sequence[Item]) -> dict[int, InferenceError]:
         """The errors of requests that cannot be executed, by position."""
         control = self.plan.correlation
         takes_text = control is None or control.datatype is DataType.BYTES
@@ -189,17 +190,17 @@ class Sequences:
             request = item.request
             if control is not None and not takes_text and isinstance(request.sequence_id, str):
                 errors[at] = self._unfit(control)
-            elif item.seat in self._ended and not request.sequence_start:
-                errors[at] = self._ended[item.seat]
+            elif item.sequence_slot in self._ended and not request.sequence_start:
+                errors[at] = self._ended[item.sequence_slot]
             elif self.plan.fills_rows and (error := self._null_rows_error(item)) is not None:
                 errors[at] = error
             if at in errors and (request.sequence_start or request.sequence_end):
-                self.forget(item.seat)
+                self.forget(item.sequence_slot)
         return errors
 
-    def _null_rows_error(self, item: SeatedItem) -> InferenceError | None:
-        """The error of a request for which the null rows before its seat would be too large."""
-        size = item.seat * sum(len(tensor.data) for tensor in item.request.inputs)
+    def _null_rows_error(self, item: Item) -> InferenceError | None:
+        """The error of a request for which the null rows before its sequence slot would be too large."""
+        size = item.sequence_slot * sum(len(tensor.data) for tensor in item.request.inputs)
         if size <= MAX_UNCOUNTED_BYTES:
             return None
         if self.states.try_take(size):
@@ -207,8 +208,8 @@ class Sequences:
             return None
         text = (
             f"inference request of sequence {clip(str(item.request.sequence_id))} to model '{clip(self._model)}': the "
-            f"{item.seat} null rows before it, which are as large, have {size} bytes and would exceed the memory that "
-            "the server has for the states of sequences"
+            f"{item.sequence_slot} null rows before it, which are as large, have {size} bytes and would exceed the "
+            "memory that the server has for the states of sequences"
         )
         return InferenceError(ErrorCode.UNAVAILABLE, text)
 
@@ -220,28 +221,29 @@ class Sequences:
         )
         return InferenceError(ErrorCode.INVALID_ARG, text)
 
-    def begin(self, items: Sequence[SeatedItem]) -> list[Row]:
-        """The rows of these requests, which are not empty and, if null rows are needed, in the order of their seats."""
+    def begin(self, items: Sequence[Item]) -> list[Row]:
+        """The rows of these requests, which are not empty and, if null rows are needed, in the order of their sequence
+        slots."""
         rows: list[Row] = []
         for item in items:
-            if item.request.sequence_start or item.seat not in self._seats:
-                self.forget(item.seat)
-                self._seats[item.seat] = Memory()
-            memory = self._seats[item.seat]
-            rows.append(Row(self, item, item.seat, self._extended(item.request, memory), memory))
-        if not self.plan.fills_rows or rows[-1].seat == len(rows) - 1:
+            if item.request.sequence_start or item.sequence_slot not in self._memories:
+                self.forget(item.sequence_slot)
+                self._memories[item.sequence_slot] = Memory()
+            memory = self._memories[item.sequence_slot]
+            rows.append(Row(self, item, item.sequence_slot, self._extended(item.request, memory), memory))
+        if not self.plan.fills_rows or rows[-1].sequence_slot == len(rows) - 1:
             return rows
-        taken = {row.seat: row for row in rows}
-        return [taken.get(seat) or self._null_row(seat, items[0], rows[0]) for seat in range(rows[-1].seat + 1)]
+        taken = {row.sequence_slot: row for row in rows}
+        return [taken.get(at) or self._null_row(at, items[0], rows[0]) for at in range(rows[-1].sequence_slot + 1)]
 
-    def shapes(self, item: SeatedItem) -> tuple[tuple[int, ...], ...]:
+    def shapes(self, item: Item) -> tuple[tuple[int, ...], ...]:
         """The shapes of the states that the request would get now."""
-        memory = self._seats.get(item.seat)
+        memory = self._memories.get(item.sequence_slot)
         if memory is None or item.request.sequence_start:
             return tuple(self._initial[state.input_name].shape for state in self.plan.states)
         return tuple(self._state_of(state, memory).shape for state in self.plan.states)
 
-    def is_wanted(self, output: str, item: SeatedItem | None) -> bool:
+    def is_wanted(self, output: str, item: Item | None) -> bool:
         """Whether the client gets this output of a state."""
         if item is None or output not in self.plan.outputs:
             return False
@@ -270,7 +272,7 @@ class Sequences:
         is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
         size = 0 if is_kept and state.input_name in memory.tensors else len(tensor.data)
         # Null rows get states of the same shape. They are not kept, but their batch must fit too.
-        null_size = size * row.seat if self.plan.fills_rows and -1 in state.dims else 0
+        null_size = size * row.sequence_slot if self.plan.fills_rows and -1 in state.dims else 0
         if not self.states.try_take(size + null_size):
             raise self._end(row, size)
         if null_size:
@@ -300,19 +302,20 @@ class Sequences:
             np.frombuffer(_writable(known.data), np.uint8)[:] = np.frombuffer(tensor.data, np.uint8)
         return 0
 
-    def forget(self, seat: int, memory: Memory | None = None) -> None:
-        """The sequence of the seat has ended. With `memory`, nothing happens if another sequence has the seat."""
-        known = self._seats.get(seat)
+    def forget(self, sequence_slot: int, memory: Memory | None = None) -> None:
+        """The sequence of the sequence slot has ended. With `memory`, nothing happens if another sequence has the
+        sequence slot."""
+        known = self._memories.get(sequence_slot)
         if known is None or (memory is not None and known is not memory):
             return
-        self._ended.pop(seat, None)
-        self._seats.pop(seat, None)
+        self._ended.pop(sequence_slot, None)
+        self._memories.pop(sequence_slot, None)
         self._drop(known)
 
     def close(self) -> None:
         """The instance has ended: drop all states."""
-        for seat in [*self._seats]:
-            self.forget(seat)
+        for sequence_slot in [*self._memories]:
+            self.forget(sequence_slot)
 
     def _end(self, row: Row, size_bytes: int) -> EndedSequenceError:
         """End the sequence of a row, whose new state is refused."""
@@ -323,8 +326,8 @@ class Sequences:
             "exceed the memory that the server has for the states of sequences; begin the sequence again with the "
             "START flag",
         )
-        if self._seats.get(row.seat) is row.memory:
-            self._ended[row.seat] = error
+        if self._memories.get(row.sequence_slot) is row.memory:
+            self._ended[row.sequence_slot] = error
         self._drop(row.memory)
         return error
 
@@ -350,7 +353,7 @@ class Sequences:
             form = replace(form, outputs=tuple(dict.fromkeys((*form.outputs, *self.by_output))))
         return InferenceRequest.of(form, request.id, inputs, request.parameters, identity, start, end)
 
-    def _null_row(self, seat: int, source: SeatedItem, row: Row) -> Row:
+    def _null_row(self, sequence_slot: int, source: Item, row: Row) -> Row:
         """A row without a request: the inputs of another one, all controls false, and states of the same shapes."""
         inputs = list(source.request.inputs)
         if self._copies:
@@ -360,7 +363,7 @@ class Sequences:
         for state in self.plan.states:
             inputs.append(state.zeros(self._state_of(state, row.memory).shape))
         request = InferenceRequest(source.request.model_name, inputs=inputs, outputs=row.request.outputs)
-        return Row(self, None, seat, request, Memory())
+        return Row(self, None, sequence_slot, request, Memory())
 
     def _add_correlation(self, inputs: list[Tensor], identity: int | str) -> None:
         control = self.plan.correlation
@@ -387,7 +390,7 @@ def _value(control: Control, start: bool, end: bool) -> Tensor:
     return control.true if flags[control.kind] else control.false
 
 
-def groups_of_equal_state(sequences: Sequences, items: Sequence[SeatedItem]) -> Collection[Sequence[int]]:
+def groups_of_equal_state(sequences: Sequences, items: Sequence[Item]) -> Collection[Sequence[int]]:
     """The positions of requests that can share arrays, because their states have the same shapes."""
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for at, item in enumerate(items):

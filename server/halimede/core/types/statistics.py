@@ -36,10 +36,11 @@ class ResponseOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceCount:
-    """`open` sequences have a seat of an instance or wait for one; the instances that are up have `seats` in all."""
+    """`open` sequences have a sequence slot of an instance or wait for one; the instances that are up have
+    `sequence_slots` in all."""
 
     open: int
-    seats: int
+    sequence_slots: int
 
 
 @dataclass(slots=True)

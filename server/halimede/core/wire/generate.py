@@ -155,7 +155,7 @@ def decode_large_steps(
     text, has_tokens = _without_tokens(layout.skeleton)
     document = _with_repeated(text, load_json(text))
     yield 0
-    request = yield from _read_steps(document, view, version, _Placed(layout, has_tokens))
+    request = yield from _read_steps(document, view, version, _Scanned(layout, has_tokens))
     # A repeated member counts once, but its other value must be valid JSON too.
     yield from layout.rest_steps()
     return request
@@ -196,7 +196,7 @@ class _Parsed:
 
 
 @dataclass(slots=True)
-class _Placed:
+class _Scanned:
     """Values of a document whose arrays and long strings were taken out; a list of one number refers to a span."""
 
     layout: ScannedJson
@@ -204,12 +204,12 @@ class _Placed:
 
     def count_steps(self, value: Any) -> Steps[int]:
         """The number of values, counting a nested list as one."""
-        place = _place(value)
-        if place is None or (commas := self.layout.commas[place]) is None:
+        span = _span(value)
+        if span is None or (commas := self.layout.commas[span]) is None:
             return 1
         if commas:
             return commas + 1
-        opened, closed = self.layout.spans[place]
+        opened, closed = self.layout.spans[span]
         for at in range(opened + 1, closed, self.layout.block_bytes):
             if bytes(self.layout.view[at : min(at + self.layout.block_bytes, closed)]).strip(JSON_SPACE):
                 return 1
@@ -217,18 +217,18 @@ class _Placed:
         return 0
 
     def data_steps(self, declared: ModelInput, count: int, value: Any) -> Steps[Buffer]:
-        name, datatype, place = declared.name, declared.data_type, _place(value)
-        if place is None:
+        name, datatype, span = declared.name, declared.data_type, _span(value)
+        if span is None:
             return pack(name, datatype, count, [self._scalar(value)])
-        self.layout.unread.discard(place)
-        return (yield from pack_steps(name, datatype, count, self.layout, place))
+        self.layout.unread.discard(span)
+        return (yield from pack_steps(name, datatype, count, self.layout, span))
 
     def plain(self, value: Any) -> Any:
         """A value that is not an input's: a long string is restored; an array stays out, as no array is valid there."""
-        place = _place(value)
-        if place is None or self.layout.commas[place] is not None:
+        span = _span(value)
+        if span is None or self.layout.commas[span] is not None:
             return value
-        return run(self.layout.parse_steps(place))
+        return run(self.layout.parse_steps(span))
 
     def _scalar(self, value: Any) -> Any:
         if not self.has_tokens:
@@ -236,15 +236,15 @@ class _Placed:
         return nan if value is None else inf if value == _INFINITY else -inf if value == _MINUS_INFINITY else value
 
 
-def _place(value: Any) -> int | None:
+def _span(value: Any) -> int | None:
     """The index of the span that this value of a skeleton stands for, None if it is not a placeholder."""
     if type(value) is list and type(value[0]) is int:
-        place: int = value[0]
-        return place
+        span: int = value[0]
+        return span
     return None
 
 
-def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | _Placed) -> Steps[InferenceRequest]:
+def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | _Scanned) -> Steps[InferenceRequest]:
     if not isinstance(document, dict):
         raise _invalid("attempt to get members for non-object")
     inputs = {each.name: each for each in view.config.input}
@@ -280,7 +280,7 @@ class _Reader:
 
     view: ModelView
     inputs: dict[str, ModelInput]
-    source: _Parsed | _Placed
+    source: _Parsed | _Scanned
     tensors: list[Tensor] = field(default_factory=list)
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 

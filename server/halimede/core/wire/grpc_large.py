@@ -90,7 +90,7 @@ class Announced(Protocol):
 @dataclass(slots=True)
 class LargeRequest:
     """`message` is the request without what the others hold. `raws` are all entries of `raw_input_contents`;
-    `contents` are the InferTensorContents of large inputs, encoded, by the input's place."""
+    `contents` are the InferTensorContents of large inputs, encoded, by the input's position."""
 
     message: ProtoMessage
     raws: list[Buffer]
@@ -424,7 +424,7 @@ def fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
 
 
 def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number at a place, and where it ends."""
+    """The number at a position, and where it ends."""
     value = shift = 0
     while at < end and shift < 7 * _VARINT_BYTES:
         byte = view[at]

@@ -139,7 +139,7 @@ def read_infer(raw: Buffer) -> InferMessage:
 
 
 def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]) -> InferCall:
-    """The contents of inputs at the places in `large` are not read."""
+    """The contents of inputs at the positions in `large` are not read."""
     # Each access to a field of a message is a call: none is made twice here.
     tensors, wanted, parameters = message.inputs, message.outputs, message.parameters
     if len(tensors) > MAX_ENTRIES or len(wanted) > MAX_ENTRIES or len(parameters) > MAX_ENTRIES:

@@ -250,8 +250,8 @@ def decode_large_steps(
         if isinstance(item, dict):
             if isinstance(shape := item.get("shape"), list):
                 item["shape"] = yield from layout.parse_steps(shape[0])
-            if isinstance(placed := item.get("data"), list):
-                layout.unread.discard(placed[0])
+            if isinstance(reference := item.get("data"), list):
+                layout.unread.discard(reference[0])
     yield from layout.rest_steps()
     fields, destinations = _read_head(document)
     tensors: list[Tensor] = []

@@ -44,10 +44,10 @@ def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer
     return _to_array(name, datatype, values).tobytes()
 
 
-def pack_steps(name: str, datatype: DataType, count: int, layout: ScannedJson, place: int) -> Steps[Buffer]:
-    """As `pack`, for the span at `place` of a scanned document."""
+def pack_steps(name: str, datatype: DataType, count: int, layout: ScannedJson, span: int) -> Steps[Buffer]:
+    """As `pack`, for a span of a scanned document."""
     view, block_bytes = layout.view, layout.block_bytes
-    opened, closed = layout.spans[place]
+    opened, closed = layout.spans[span]
     # An element takes a character and a comma, so memory is never allocated for more elements than could be sent.
     if count > (closed - opened) // 2:
         raise _wrong_count()

@@ -92,10 +92,10 @@ class ScannedJson:
                 " send large values as tensors",
             )
 
-    def parse_steps(self, place: int) -> Steps[Any]:
+    def parse_steps(self, span: int) -> Steps[Any]:
         """The array or string of a span that is not data. INVALID_ARG if it is too long or not JSON."""
-        self.unread.discard(place)
-        opened, closed = self.spans[place]
+        self.unread.discard(span)
+        opened, closed = self.spans[span]
         text = bytearray(b"[")
         has_strings = False
         for start in range(opened + 1, closed, self.block_bytes):
@@ -107,15 +107,15 @@ class ScannedJson:
             text += part
             if start + self.block_bytes < closed:
                 yield 0
-        if place % 256 == 0:
+        if span % 256 == 0:
             yield 0
         values = load_json(text + b"]", opened)
-        return values[0] if self.commas[place] is None else values
+        return values[0] if self.commas[span] is None else values
 
     def rest_steps(self) -> Steps[None]:
         """Parse the spans that nobody has read: they have no meaning, but must be JSON."""
-        for place in sorted(self.unread):
-            yield from self.parse_steps(place)
+        for span in sorted(self.unread):
+            yield from self.parse_steps(span)
 
 
 def scan_steps(
@@ -229,8 +229,8 @@ class _Scan:
                 self.opened = None
         if self.opened is not None:
             self.commas += int(np.count_nonzero(is_own[counted:]))
-        places = np.flatnonzero(is_comma & (arrays >= inside))
-        ends = (*places[:1].tolist(), *places[-1:].tolist())
+        commas_at = np.flatnonzero(is_comma & (arrays >= inside))
+        ends = (*commas_at[:1].tolist(), *commas_at[-1:].tolist())
         self._cut([(start + int(tokens.at[i]), int(arrays[i]) - inside + 1) for i in ends])
 
     def _cut(self, commas: list[tuple[int, int]]) -> None:

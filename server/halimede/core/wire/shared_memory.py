@@ -31,7 +31,7 @@ def read_region(kind: str, name: str, parameters: Mapping[str, object]) -> Regio
     return RegionSlice(region, byte_size, _unsigned(kind, name, OFFSET, parameters.get(OFFSET, 0)))
 
 
-def resolve(kind: str, name: str, _place: RegionSlice) -> NoReturn:
+def resolve(kind: str, name: str, _region: RegionSlice) -> NoReturn:
     """Find the memory of a slice, for the input to read or the output to write. Raises UNSUPPORTED."""
     raise _not_available(kind, name, REGION)
 

@@ -442,7 +442,7 @@ class Call:
 class Holding:
     """What is counted for one message of a stream, or for one of its answers, until `release` or the call's end.
 
-    `on_gone` is called if the client leaves while steps of the message wait for a place.
+    `on_gone` is called if the client leaves while steps of the message wait for a permit.
     """
 
     __slots__ = ("_call", "_size", "on_gone")

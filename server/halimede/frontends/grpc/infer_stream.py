@@ -290,7 +290,7 @@ class _InferStream:
         self._session.cancel()
 
     def _leave_steps(self) -> None:
-        """Steps that wait for a place are dropped."""
+        """Steps that wait for a permit are dropped."""
         for held in (self._reading, self._sending):
             if held is not None:
                 held.leave()

@@ -114,8 +114,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         receiver, now = self._receiver, monotonic()
         try:
             takes_turns = receiver.state is HEAD or receiver.state is CHUNKED
-            if takes_turns and not receiver.is_resting and not self._listener.admits(self._peer, now):
-                receiver.is_resting = True
+            if takes_turns and not receiver.awaits_turn and not self._listener.admits(self._peer, now):
+                receiver.awaits_turn = True
                 receiver.received(nbytes, now)
                 self._update_reading()
                 self._listener.wait(self, self._peer, self._wake)
@@ -148,7 +148,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _take(self, event: ReceiverEvent | None) -> None:
         receiver = self._receiver
-        if receiver.is_resting:
+        if receiver.awaits_turn:
             self._listener.count(monotonic(), receiver.chunk_calls)
             self._listener.wait(self, self._peer, self._wake)
             self._update_reading()
@@ -166,7 +166,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _wake(self) -> None:
         """It is this connection's turn: continue to read."""
-        self._receiver.is_resting = False
+        self._receiver.awaits_turn = False
         if self._transport.is_closing():
             return
         if has_left(self._transport):

@@ -80,7 +80,7 @@ class Receiver:
     the number of heads so far. `awaits_continue` is whether the client of the body that has just
     begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
     pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
-    While `is_resting`, other connections come first: no head and no chunk is read. The caller ends it, and may begin
+    While `awaits_turn`, other connections come first: no head and no chunk is read. The caller ends it, and may begin
     it. The last piece of a chunked body cost as much as `chunk_calls`.
     """
 
@@ -95,12 +95,12 @@ class Receiver:
         "_kept",
         "_shared",
         "awaits_continue",
+        "awaits_turn",
         "backlog",
         "began_at",
         "chunk_calls",
         "head",
         "is_held_back",
-        "is_resting",
         "requests",
         "state",
     )
@@ -113,7 +113,7 @@ class Receiver:
         self.requests = 0
         self.awaits_continue = False
         self.is_held_back = False
-        self.is_resting = False
+        self.awaits_turn = False
         self.chunk_calls = 0
         # The body: of announced length with `_filled` bytes so far, or chunked.
         self._body: Buffer = _NO_BODY
@@ -143,7 +143,7 @@ class Receiver:
         """Process the first `size` bytes of `room()`."""
         state = self.state
         if state is HEAD:
-            if self.backlog is None and not self.is_held_back and not self.is_resting:
+            if self.backlog is None and not self.is_held_back and not self.awaits_turn:
                 return self._read_head(self._shared.buffer, 0, size, now)
             self._keep(self._shared.buffer, 0, size)
             return self.go_on(now)
@@ -152,7 +152,7 @@ class Receiver:
             self._hold(size)
             return self._complete() if self._filled == len(self._body) else None
         if state is CHUNKED:
-            if not self.is_resting:
+            if not self.awaits_turn:
                 return self._read_chunks(self._shared.buffer, 0, size)
             self._keep(self._shared.buffer, 0, size)
             return None
@@ -178,14 +178,14 @@ class Receiver:
     @property
     def can_go_on(self) -> bool:
         """Whether there are kept bytes, and the next request may begin, or its chunked body may go on."""
-        if self.backlog is None or self.is_held_back or self.is_resting:
+        if self.backlog is None or self.is_held_back or self.awaits_turn:
             return False
         return self.state is HEAD or self.state is CHUNKED
 
     @property
     def is_full(self) -> bool:
         """Whether the caller should not receive now."""
-        if self.is_held_back or self.is_resting:
+        if self.is_held_back or self.awaits_turn:
             return True
         return self.state is WORKING and self.kept_bytes > self._shared.limits.pipelined_bytes
 
@@ -246,7 +246,7 @@ class Receiver:
         """
         left = len(self._body) - self._filled if self.state is BODY else 0
         self._discardable = left + self._shared.limits.linger_bytes
-        self.is_resting = False
+        self.awaits_turn = False
         self.state = NEXT[ReceiverEvent.REFUSED][self.state]
         self._drop()
 
@@ -320,7 +320,7 @@ class Receiver:
         self._hold(len(chunked.body) - size)
         self.chunk_calls = (chunked.chunks - chunks) // CHUNKS_OF_A_CALL
         if self.chunk_calls:
-            self.is_resting = True
+            self.awaits_turn = True
         if not chunked.is_complete:
             return None
         self._chunked = None

@@ -127,7 +127,7 @@ class RepositoryReader:
             before, seen = seen, progress.steps
             if silence.check(monotonic_ns(), is_alive=progress.has_own_limit or seen != before):
                 secs = self._limit_ns / _NS_PER_SEC
-                raise TimeoutError(f"repository '{progress.place}' has not answered for {secs:g} s")
+                raise TimeoutError(f"repository '{progress.repository}' has not answered for {secs:g} s")
         return reading.result()
 
     async def _read_in_thread(self, name: str, read: Callable[[], T]) -> T:

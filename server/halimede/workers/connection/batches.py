@@ -175,19 +175,19 @@ class SentBatches:
         memory = self._memory
         try:
             kind = EXECUTE if batch.token is None else EXECUTE_NEXT[batch.token]
-            return encode_execute(batch.number, batch.items, memory.place, kind)
+            return encode_execute(batch.number, batch.items, memory.store, kind)
         except BaseException:
             memory.take_copies()
             raise
         finally:
-            batch.blocks = memory.take_placed()
+            batch.blocks = memory.take_stored()
 
     def _send(self, batch: SentBatch, frame: Buffer) -> None:
         channel = self._channel
         if channel.is_closed or channel.left_unread:
             return
         if batch.token is not None:
-            self._claim.offer(batch.token, batch.number)
+            self._claim.publish(batch.token, batch.number)
         channel.send(frame)
         batch.is_sent = not channel.left_unread
 

@@ -22,9 +22,9 @@ class States:
         self._share_bytes += size_bytes
         return True
 
-    def forget(self, seat: int) -> None:
-        """Have the process drop the state of a seat."""
-        self._channel.send(encode_frame(WorkerFrame.FORGET, FORGET.pack(seat)))
+    def forget(self, sequence_slot: int) -> None:
+        """Have the process drop the state of a sequence slot."""
+        self._channel.send(encode_frame(WorkerFrame.FORGET, FORGET.pack(sequence_slot)))
 
     def close(self) -> None:
         """The process has ended."""

@@ -24,7 +24,7 @@ from halimede.workers.connection.batches import BatchOwner, SentBatches
 from halimede.workers.connection.calls import CallOwner, Calls
 from halimede.workers.connection.services import ServiceCalls, ServiceOwner
 from halimede.workers.connection.states import States
-from halimede.workers.frames.kinds import METRIC, METRIC_OPERATIONS, PLACE_END, WORKER_FRAMES, WorkerFrame
+from halimede.workers.frames.kinds import METRIC, METRIC_OPERATIONS, ORIGIN_END, WORKER_FRAMES, WorkerFrame
 from halimede.workers.states import HeldStates
 
 MAX_LINES_PER_SECOND = 2_000
@@ -154,11 +154,11 @@ class WorkerConnection:
         self._lines += 1
         if self._lines > MAX_LINES_PER_SECOND:
             raise FrameError(f"more than {MAX_LINES_PER_SECOND} log lines in a second")
-        place, found, text = str(body[1:], "utf-8", "replace").partition(PLACE_END)
+        origin, found, text = str(body[1:], "utf-8", "replace").partition(ORIGIN_END)
         if not found:
-            place, text = self._spec.instance, place
+            origin, text = self._spec.instance, origin
         about = {"model": self._spec.model, "version": str(self._spec.version)}
-        log_line(_LEVELS[body[0]], place, text, about)
+        log_line(_LEVELS[body[0]], origin, text, about)
 
     def _on_metrics(self, body: memoryview) -> None:
         if len(body) % METRIC.size:

@@ -16,7 +16,7 @@ from halimede.inference_frames.tensors import (
     REMEMBERED,
     REMEMBERED_BYTES,
     Locate,
-    Place,
+    Store,
     TensorForm,
     add_tensor,
     data_start,
@@ -71,7 +71,7 @@ def encode_done(
     failed: bool,
     times: tuple[int, int, int],
     outputs: Mapping[str, int],
-    place: Place,
+    store: Store,
     remains: Remains,
 ) -> Buffer:
     """A DONE frame. `replies` is cleared before `remains` is called, so that they do not keep blocks retained."""
@@ -79,7 +79,7 @@ def encode_done(
     data: list[Buffer] = []
     at = 0
     for reply in replies:
-        at = _add_reply(reply, described, at, outputs, place, data)
+        at = _add_reply(reply, described, at, outputs, store, data)
     count = len(replies)
     reply = None
     replies.clear()
@@ -158,12 +158,12 @@ class Response:
 
 
 def encode_response(
-    key: int, reply: Reply, final: bool, times: tuple[int, int], outputs: Mapping[str, int], place: Place
+    key: int, reply: Reply, final: bool, times: tuple[int, int], outputs: Mapping[str, int], store: Store
 ) -> Buffer:
     """A RESPONSE frame."""
     described: list[bytes] = []
     data: list[Buffer] = []
-    size = _add_reply(reply, described, 0, outputs, place, data)
+    size = _add_reply(reply, described, 0, outputs, store, data)
     whole = b"".join(described)
     pad = PADDING[-(_WHOLE_RESPONSE.size + len(whole)) & 15]
     length = _RESPONSE.size + len(whole) + len(pad) + size
@@ -189,7 +189,7 @@ def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) 
 
 
 def _add_reply(
-    reply: BatchReply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
+    reply: BatchReply, described: list[bytes], at: int, outputs: Mapping[str, int], store: Store, data: list[Buffer]
 ) -> int:
     """Describe a reply. Outputs that the configuration does not have are left out, as if not requested."""
     if isinstance(reply, Answer):
@@ -201,14 +201,14 @@ def _add_reply(
                 raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
             parameters = encode_parameters(reply.parameters) if reply.parameters else b""
         except ValueError as error:
-            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, place, data)
+            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, store, data)
         head = len(described)
         described.append(b"")
         count = 0
         for tensor in reply.outputs:
             position = outputs.get(tensor.name)
             if position is not None:
-                at = add_tensor(tensor, position, described, at, place, data)
+                at = add_tensor(tensor, position, described, at, store, data)
                 count += 1
                 if count > len(outputs):
                     break  # an output appears twice: the server refuses the answer in any case

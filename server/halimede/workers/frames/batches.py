@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from halimede.core.types import Buffer
 from halimede.inference_frames.requests import describe_request, encode_requests, read_requests
-from halimede.inference_frames.tensors import Locate, Place
+from halimede.inference_frames.tensors import Locate, Store
 from halimede.workers.frames.kinds import EXECUTE
 from halimede.workers.worker import BatchItem
 
@@ -15,9 +15,11 @@ _ANY_BYTES = 0xFFFFFFFF
 """Texts of clients are as long as the protocols of the clients allow."""
 
 
-def encode_execute(batch: int, items: Sequence[BatchItem], place: Place, kind: int = EXECUTE) -> Buffer:
+def encode_execute(batch: int, items: Sequence[BatchItem], store: Store, kind: int = EXECUTE) -> Buffer:
     """A frame of this kind, EXECUTE or one of EXECUTE_NEXT."""
-    described = [(each.key, each.rows, each.seat, describe_request(each.request, place, _ANY_BYTES)) for each in items]
+    described = [
+        (each.key, each.rows, each.sequence_slot, describe_request(each.request, store, _ANY_BYTES)) for each in items
+    ]
     return encode_requests(kind, batch, described)
 
 
@@ -41,7 +43,7 @@ def decode_execute(body: memoryview, all_outputs: int, locate: Locate) -> Execut
     `all_outputs` is how many outputs the model has. Requests that name them all name none.
     """
     items = []
-    for key, rows, seat, request in read_requests(body, locate, _ANY_BYTES, all_outputs):
-        items.append(BatchItem(key, request, rows, False, seat=seat))
+    for key, rows, sequence_slot, request in read_requests(body, locate, _ANY_BYTES, all_outputs):
+        items.append(BatchItem(key, request, rows, False, sequence_slot=sequence_slot))
     (batch,) = _BATCH.unpack_from(body)
     return ExecuteFrame(batch, items)

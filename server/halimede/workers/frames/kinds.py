@@ -44,7 +44,7 @@ class WorkerFrame(FrameKind):
     EXECUTE_NEXT_1 = 13
     """The same with the second token."""
     FORGET = 19
-    """A seat whose sequence has ended: its state is to be dropped."""
+    """A sequence slot whose sequence has ended: its state is to be dropped."""
     ASK_CANCEL = 20
     """A request's key. Its model is to see that it is cancelled, and what the model still answers is wanted."""
 
@@ -67,8 +67,8 @@ WORKER_FRAMES = frame_table(ChannelFrame, InferenceFrame, WorkerFrame)
 """The frames between the server and a worker process."""
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
-PLACE_END = "\x1f"
-"""Separates the optional place of a log line from its text."""
+ORIGIN_END = "\x1f"
+"""Separates the optional origin of a log line from its text."""
 
 LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 

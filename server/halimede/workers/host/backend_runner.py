@@ -131,7 +131,7 @@ class _Hosted:
     async def is_ready(self) -> bool:
         return True
 
-    def forget(self, seat: int) -> None:
+    def forget(self, sequence_slot: int) -> None:
         """No effect: without sequences there are no states."""
 
     def close(self) -> None:
@@ -149,15 +149,15 @@ class BackendRunner(_Hosted):
         self._runner = runner
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
-        items = [_Item(each.key, each.request, each.rows, each.seat, each, self._host) for each in requests]
+        items = [_Item(each.key, each.request, each.rows, each.sequence_slot, each, self._host) for each in requests]
         ran = self._runner.run(items)
         lost = next((reply for reply in ran.replies if isinstance(reply, LostInstanceError)), None)
         if lost is not None:
             self._host.end(lost.message)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
-    def forget(self, seat: int) -> None:
-        self._runner.forget(seat)
+    def forget(self, sequence_slot: int) -> None:
+        self._runner.forget(sequence_slot)
 
 
 class DecoupledRunner(_Hosted):
@@ -237,7 +237,7 @@ class _Item:
     key: int
     request: InferenceRequest
     rows: int
-    seat: int
+    sequence_slot: int
     hosted: HostedRequest
     host: Host
 

@@ -240,7 +240,7 @@ class BatchRunner:
         execute.items.clear()
         self._blocks = blocks
         with memory.reporting:
-            done = encode_done(execute.batch, replies, failed, times, self._positions, memory.place, self._remains)
+            done = encode_done(execute.batch, replies, failed, times, self._positions, memory.store, self._remains)
             if not self._unused:
                 channel.send(done)
                 return

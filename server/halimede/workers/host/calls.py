@@ -27,7 +27,7 @@ from halimede.channel.process_end.reader import ServerGoneError
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.inference_frames.calls import decode_call_answer, encode_infer
 from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
-from halimede.inference_frames.tensors import Locate, Place
+from halimede.inference_frames.tensors import Locate, Store
 from halimede.workers.frames.kinds import MAX_CALLS
 
 batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
@@ -87,11 +87,11 @@ class _Record:
 class Calls:
     """All calls of this process. Thread-safe."""
 
-    def __init__(self, channel: Channel, place: Place, locate: Locate, take_wanted: Callable[[], int]) -> None:
-        """`place` and `locate`: see `inference_frames.tensors`; a located block counts as retained. `take_wanted`
+    def __init__(self, channel: Channel, store: Store, locate: Locate, take_wanted: Callable[[], int]) -> None:
+        """`store` and `locate`: see `inference_frames.tensors`; a located block counts as retained. `take_wanted`
         returns the bytes that did not fit into the arena, to be reported now."""
         self._channel = channel
-        self._place = place
+        self._store = store
         self._locate = locate
         self._take_wanted = take_wanted
         self._in_flight: dict[int, _Record] = {}
@@ -134,7 +134,7 @@ class Calls:
                 number = self._last = self._last % 0xFFFFFFFF + 1
             self._in_flight[number] = record
         try:
-            frame = encode_infer(number, record.batch, request, self._place, self._take_wanted)
+            frame = encode_infer(number, record.batch, request, self._store, self._take_wanted)
         except BaseException as error:
             del self._in_flight[number]
             self._wake_for_room()

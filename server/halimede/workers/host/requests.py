@@ -52,8 +52,8 @@ class OpenRequests:
         self.cancelled_early: dict[int, bool] = {}
         """Keys of requests that were cancelled before their EXECUTE frame was decoded, and whether clients read on."""
         self._rescheduled: dict[int, int] = {}
-        """By seat, the key of the request that is executed again. It stays open: its model may respond to it any time.
-        If another request comes to the seat, the server has ended it."""
+        """By sequence slot, the key of the request that is executed again. It stays open: its model may respond to it
+        any time. If another request comes to the sequence slot, the server has ended it."""
         self._counting = threading.Lock()
         channel.handle(WorkerFrame.CANCEL, self._on_cancel)
         channel.handle(WorkerFrame.ASK_CANCEL, self._on_ask_cancel)
@@ -71,11 +71,11 @@ class OpenRequests:
 
     def keep(self, request: HostedRequest) -> None:
         """The model wants to execute this request again."""
-        self._rescheduled[request.seat] = request.key
+        self._rescheduled[request.sequence_slot] = request.key
 
     def _is_resumed(self, request: HostedRequest, begun_ns: int) -> bool:
         """Whether the request has been executed before, and is still open."""
-        key = self._rescheduled.pop(request.seat, None)
+        key = self._rescheduled.pop(request.sequence_slot, None)
         if key is None:
             return False
         if key != request.key:

@@ -14,7 +14,7 @@ from halimede.channel.process_end.channel import Channel
 from halimede.channel.process_end.memory import Memory
 from halimede.core.types import InferenceRequest
 from halimede.workers.frames.answers import encode_response
-from halimede.workers.frames.kinds import LOG_LEVELS, MAX_LINE_BYTES, METRIC, METRIC_OPERATIONS, PLACE_END, WorkerFrame
+from halimede.workers.frames.kinds import LOG_LEVELS, MAX_LINE_BYTES, METRIC, METRIC_OPERATIONS, ORIGIN_END, WorkerFrame
 from halimede.workers.host.calls import Calls, InferenceCall
 from halimede.workers.host.requests import OpenRequests
 from halimede.workers.host.services import ServiceCalls
@@ -38,7 +38,7 @@ class WorkerHost:
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._lines_since = 0.0
         self._lines = 0
-        self.calls = Calls(channel, memory.place, memory.view_retained, memory.take_wanted)
+        self.calls = Calls(channel, memory.store, memory.view_retained, memory.take_wanted)
         self.ending = ""
         """Why the process has to end after its batch, "" if it does not."""
 
@@ -53,7 +53,7 @@ class WorkerHost:
         if not final and not requests.wait_for_room(key):
             return
         times = opened.begun_ns, time.monotonic_ns()
-        response = encode_response(key, reply, final, times, self._positions, self._memory.place)
+        response = encode_response(key, reply, final, times, self._positions, self._memory.store)
         if final:
             requests.open.pop(key, None)
         else:
@@ -62,7 +62,7 @@ class WorkerHost:
         self._channel.send(response)
         self.give_back()
 
-    def log(self, level: str, message: str, place: str = "") -> None:
+    def log(self, level: str, message: str, origin: str = "") -> None:
         if level == "VERBOSE" and not self._verbose:
             return
         now = time.monotonic()
@@ -75,11 +75,11 @@ class WorkerHost:
         self._lines += 1
         if self._lines > LINES_PER_SECOND:
             return
-        self._send_line(level, message, place)
+        self._send_line(level, message, origin)
 
-    def _send_line(self, level: str, message: str, place: str = "") -> None:
-        if place:
-            message = f"{place}{PLACE_END}{message}"
+    def _send_line(self, level: str, message: str, origin: str = "") -> None:
+        if origin:
+            message = f"{origin}{ORIGIN_END}{message}"
         text = message.encode("utf-8", "replace")[:MAX_LINE_BYTES]
         self._channel.send(encode_frame(WorkerFrame.LOG, bytes((LOG_LEVELS.index(level),)) + text))
 

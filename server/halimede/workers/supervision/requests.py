@@ -75,8 +75,8 @@ class Requests:
         self._opened: dict[int, _Opened] = {}
         """Requests whose batches ended before their final answers, by key."""
         self._again: dict[int, int] = {}
-        """By seat, the key of the request that is executed again. The pump has it until it comes back. If another
-        request comes to the seat, the pump has ended it."""
+        """By sequence slot, the key of the request that is executed again. The pump has it until it comes back. If
+        another request comes to the sequence slot, the pump has ended it."""
         self._untaken: dict[int, int] = {}
         """Answers of a request that its client has not taken yet, by key."""
 
@@ -89,7 +89,7 @@ class Requests:
     def add(self, items: list[BatchItem]) -> None:
         """Add requests that are sent to the process now."""
         for item in items:
-            if self._again and (key := self._again.pop(item.seat, None)) is not None:
+            if self._again and (key := self._again.pop(item.sequence_slot, None)) is not None:
                 self._opened.pop(key, None)
                 if key != item.key:
                     self._items.pop(key, None)
@@ -156,7 +156,7 @@ class Requests:
         for at in done.again:
             item = batch.items[at]
             if item.key in items:
-                self._again[item.seat] = item.key
+                self._again[item.sequence_slot] = item.key
         times = _times(sent_ns, *done.times)
         self._spinner.last_took_ns = times.end - times.start
         self._on_event(

@@ -138,9 +138,9 @@ class ProcessWorker:
         if self._life is not None and key in self._requests:
             self._life.connection.batches.ask_cancel(key)
 
-    def forget(self, seat: int) -> None:
+    def forget(self, sequence_slot: int) -> None:
         if self._life is not None:
-            self._life.connection.states.forget(seat)
+            self._life.connection.states.forget(sequence_slot)
 
     def acknowledge(self, key: int, responses: int) -> None:
         if self._life is not None and key in self._requests:

@@ -67,8 +67,8 @@ class ModelConfig:
     def _add(self, kind: str, tensor: Config, optional: tuple[str, ...], allowed: str) -> None:
         model = self._model_config["name"]
         required = ("name", "data_type", "dims")
-        place = f"in auto-complete-config function for model '{model}'"
-        called = f"{kind} '{tensor['name']}' {place}" if "name" in tensor else f"{kind} {place}"
+        context = f"in auto-complete-config function for model '{model}'"
+        called = f"{kind} '{tensor['name']}' {context}" if "name" in tensor else f"{kind} {context}"
         if any(key not in required + optional for key in tensor):
             raise ValueError(f"{called} contains property other than {allowed}.")
         for key in required:

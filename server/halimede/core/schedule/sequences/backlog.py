@@ -1,7 +1,7 @@
-"""The sequences that wait for a seat, in the order in which they began.
+"""The sequences that wait for a sequence slot, in the order in which they began.
 
-A timeout of a request applies only here, and ends its whole sequence: the earliest one counts. A sequence with a seat
-has no timeout.
+A timeout of a request applies only here, and ends its whole sequence: the earliest one counts. A sequence with a
+sequence slot has no timeout.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,8 @@ class Backlog:
         self._sequences[sequence] = None
 
     def put_back(self, sequences: Iterable[LiveSequence]) -> None:
-        """Return sequences, in this order, to the front: they had seats before. They have no timeout any more."""
+        """Return sequences, in this order, to the front: they had sequence slots before. They have no timeout any
+        more."""
         for sequence in reversed([*sequences]):
             self._sequences[sequence] = None
             self._sequences.move_to_end(sequence, last=False)

@@ -3,10 +3,10 @@
 A batcher gets the sequences of one instance whose first queued request is eligible to run (`add`), so a batch has at
 most one request of each sequence.
 
-- Direct: a batch has all eligible requests, in the order of the seats. With a delay and a minimum utilization it waits,
-  until the share of the seats with a request reaches the minimum, or the oldest request has waited for the delay. If
-  the requests are not all `compatible`, the oldest one chooses: the others stay eligible. Nothing is prefetched,
-  because a batch grows until it begins.
+- Direct: a batch has all eligible requests, in the order of the sequence slots. With a delay and a minimum utilization
+  it waits, until the share of the sequence slots with a request reaches the minimum, or the oldest request has waited
+  for the delay. If the requests are not all `compatible`, the oldest one chooses: the others stay eligible. Nothing is
+  prefetched, because a batch grows until it begins.
 - Oldest: the instance has a `BatchQueue`, as a dynamic batcher has. Requests are in the order in which they became
   eligible; preferred sizes, the delay and prefetching are as there.
 """
@@ -60,22 +60,22 @@ class Batcher(Protocol):
 class DirectBatcher:
     """See the module's text."""
 
-    __slots__ = ("_eligible", "_policy", "_seats")
+    __slots__ = ("_eligible", "_policy", "_sequence_slots")
 
-    def __init__(self, policy: DirectPolicy, seats: int) -> None:
+    def __init__(self, policy: DirectPolicy, sequence_slots: int) -> None:
         self._policy = policy
-        self._seats = seats
+        self._sequence_slots = sequence_slots
         self._eligible: dict[int, LiveSequence] = {}
-        """By seat."""
+        """By sequence slot."""
 
     def __len__(self) -> int:
         return len(self._eligible)
 
     def add(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:  # noqa: ARG002
-        self._eligible[sequence.seat] = sequence
+        self._eligible[sequence.sequence_slot] = sequence
 
     def try_remove(self, sequence: LiveSequence) -> bool:
-        del self._eligible[sequence.seat]
+        del self._eligible[sequence.sequence_slot]
         return True
 
     def take(self, now_ns: int) -> list[LiveSequence]:
@@ -84,16 +84,16 @@ class DirectBatcher:
             return []
         compatible = _oldest(self._eligible.values()).pending.compatible
         batch = [each for each in self._eligible.values() if each.queue[0].pending.compatible == compatible]
-        batch.sort(key=_seat)
+        batch.sort(key=_sequence_slot)
         for sequence in batch:
-            del self._eligible[sequence.seat]
+            del self._eligible[sequence.sequence_slot]
         return batch
 
     def ready_at(self) -> int | None:
         eligible, policy = self._eligible, self._policy
         if not eligible:
             return None
-        waits = policy.max_queue_delay_ns and len(eligible) < policy.minimum_utilization * self._seats
+        waits = policy.max_queue_delay_ns and len(eligible) < policy.minimum_utilization * self._sequence_slots
         return _oldest(eligible.values()).enqueued_at + policy.max_queue_delay_ns if waits else AT_ONCE
 
     def end_delay(self) -> None:
@@ -164,8 +164,8 @@ class OldestBatcher:
         return [self._eligible[key] for batch in self._queue.prefetch.preempt_all() for key in batch.keys]
 
 
-def _seat(sequence: LiveSequence) -> int:
-    return sequence.seat
+def _sequence_slot(sequence: LiveSequence) -> int:
+    return sequence.sequence_slot
 
 
 def _oldest(sequences: Iterable[LiveSequence]) -> QueuedRequest:

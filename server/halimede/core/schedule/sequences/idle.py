@@ -1,21 +1,22 @@
 """The sequences without queued and executing requests, and when they end.
 
 An idle sequence ends after the idle time. Once only few requests are expected, it ends after a second at most while
-others wait for a seat. Once none is expected, it ends at once.
+others wait for a sequence slot. Once none is expected, it ends at once.
 """
 
 from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.sequences.live import LiveSequence
 
 FEW_IDLE_NS = 1_000_000_000
-"""The idle time at most, if few requests are expected and others wait for a seat: enough for requests on their way."""
+"""The idle time at most, if few requests are expected and others wait for a sequence slot: enough for requests on their
+way."""
 
 _ANY_TIME = 1 << 100
 """Later than every deadline: a timeout is at most 2**64 microseconds."""
 
 
 class IdleSequences:
-    """Times are nanoseconds. `others_wait` tells whether sequences wait for a seat."""
+    """Times are nanoseconds. `others_wait` tells whether sequences wait for a sequence slot."""
 
     __slots__ = ("_deadlines", "_early_at", "_expects_more", "_idle_ns")
 
@@ -41,7 +42,7 @@ class IdleSequences:
 
     @property
     def expects_few(self) -> bool:
-        """Whether a sequence that begins to wait for a seat can change when others end."""
+        """Whether a sequence that begins to wait for a sequence slot can change when others end."""
         return self._early_at is not None
 
     def pop_due(self, now_ns: int, *, others_wait: bool) -> list[LiveSequence]:

@@ -18,18 +18,18 @@ class QueuedRequest:
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence from its first request to the end of its last one. It is in one of these places:
+    """A sequence from its first request to the end of its last one. It is in one of these states:
 
     - in the backlog: `slot` is None;
-    - seated: it has `seat` at the instance of `slot`. At most one of its requests executes, which is `running`. If none
-      does and requests are queued, the first one is eligible for the batches of the instance;
-    - closed, in one of two ways: it has no queued request and gets none. A seat is kept until `running` ends. A lost
-      sequence is only remembered, so that its next request gets an error that explains it.
+    - assigned: it has `sequence_slot` at the instance of `slot`. At most one of its requests executes, which is
+      `running`. If none does and requests are queued, the first one is eligible for the batches of the instance;
+    - closed, in one of two ways: it has no queued request and gets none. A sequence slot is kept until `running` ends.
+      A lost sequence is only remembered, so that its next request gets an error that explains it.
     """
 
     correlation: int | str
     slot: Slot | None = None
-    seat: int = 0
+    sequence_slot: int = 0
     queue: deque[QueuedRequest] = field(default_factory=deque)
     running: QueuedRequest | None = None
     is_eligible: bool = False
@@ -41,5 +41,5 @@ class LiveSequence:
     """What was taken from `SequenceIds` for it."""
 
     def __repr__(self) -> str:
-        where = "backlog" if self.slot is None else f"{self.slot.instance}.{self.slot.number} seat={self.seat}"
+        where = "backlog" if self.slot is None else f"{self.slot.instance}.{self.slot.number}.{self.sequence_slot}"
         return f"<LiveSequence {self.correlation!r} {where} queue={len(self.queue)} running={self.running is not None}>"

@@ -13,7 +13,8 @@ DEFAULT_IDLE_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DirectPolicy:
-    """A batch waits for more seats up to `max_queue_delay_ns`, until the share `minimum_utilization` has a request."""
+    """A batch waits for more sequence slots up to `max_queue_delay_ns`, until the share `minimum_utilization` has a
+    request."""
 
     max_queue_delay_ns: int = 0
     minimum_utilization: float = 0.0
@@ -23,15 +24,15 @@ class DirectPolicy:
 class SequencePolicy:
     """How sequences are scheduled. Times are nanoseconds.
 
-    `keeps_state`: an instance keeps states for its seats. `seats` is how many sequences an instance has at a time.
-    `strategy` is how its batches are formed: a `BatchPolicy` is the oldest strategy. An `iterative` model gets requests
-    that are sequences of their own. `max_queue_size` counts the queued requests of all sequences, `max_queue_bytes`
-    their tensors.
+    `keeps_state`: an instance keeps states for its sequence slots. `sequence_slots` is how many sequences an instance
+    has at a time. `strategy` is how its batches are formed: a `BatchPolicy` is the oldest strategy. An `iterative`
+    model gets requests that are sequences of their own. `max_queue_size` counts the queued requests of all sequences,
+    `max_queue_bytes` their tensors.
     """
 
     model: str = ""
     max_batch_size: int = 1
-    seats: int = 1
+    sequence_slots: int = 1
     strategy: DirectPolicy | BatchPolicy = field(default_factory=DirectPolicy)
     idle_ns: int = DEFAULT_IDLE_NS
     iterative: bool = False
@@ -49,19 +50,19 @@ def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: 
     have no null rows. An oldest strategy without a positive number of candidates has one for each row of a batch.
     """
     max_batch_size = max(1, config.max_batch_size)
-    seats, strategy = max_batch_size, _strategy(batching, max_batch_size)
+    sequence_slots, strategy = max_batch_size, _strategy(batching, max_batch_size)
     if batching.oldest is not None and batching.oldest.max_candidate_sequences > 0:
-        seats = batching.oldest.max_candidate_sequences
+        sequence_slots = batching.oldest.max_candidate_sequences
     plan = sequence_plan(config)
     return SequencePolicy(
         model=config.name,
         max_batch_size=max_batch_size,
-        seats=seats,
+        sequence_slots=sequence_slots,
         strategy=strategy,
         idle_ns=batching.max_sequence_idle_microseconds * 1000 or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
         correlation=None if plan is None else plan.correlation,
-        hold=hold if hold.seated or hold.backlogged else None,
+        hold=hold if hold.assigned or hold.backlogged else None,
         keeps_state=plan is not None and bool(plan.states),
     )
 

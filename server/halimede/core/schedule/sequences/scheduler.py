@@ -1,16 +1,17 @@
 """The scheduler of sequence models, for both strategies, and for iterative sequences.
 
-- A request with START begins a sequence, which gets a seat, or waits in the backlog for one. It keeps the seat, and so
-  its instance, until it ends.
+- A request with START begins a sequence, which gets a sequence slot, or waits in the backlog for one. It keeps the
+  sequence slot, and so its instance, until it ends.
 - The requests of a sequence run in the order of their arrival, one at a time.
-- END is the last request: its correlation id is free as soon as the request is queued, its seat when it has run.
-- START on the id of a live sequence is accepted with a warning: the new sequence continues on the same seat, after the
-  requests that are queued there.
-- A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
-  with the poll after its last execution. It is zero once no more requests are expected. Once few are expected, it is a
-  second at most while others wait for a seat.
-- When a sequence leaves its seat, the instance is told to drop the state (`Forget`), before the first execution of the
-  next one there.
+- END is the last request: its correlation id is free as soon as the request is queued, its sequence slot when it has
+  run.
+- START on the id of a live sequence is accepted with a warning: the new sequence continues on the same sequence slot,
+  after the requests that are queued there.
+- A sequence that has a sequence slot ends when none of its requests was queued or executing for the idle time. The time
+  begins with the poll after its last execution. It is zero once no more requests are expected. Once few are expected,
+  it is a second at most while others wait for a sequence slot.
+- When a sequence leaves its sequence slot, the instance is told to drop the state (`Forget`), before the first
+  execution of the next one there.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
 - If the new state of a request cannot be kept, its sequence ends, and its queued requests fail.
@@ -18,7 +19,7 @@
   returns to the front of the backlog. All others are lost: their queued requests fail, and until the idle time is over
   a request without START gets an error that explains it.
 - A request of an iterative model is a sequence of its own. Its model may request another execution; the request is then
-  queued again at once, on the same seat, and may share the next batch with new requests. Its age begins again.
+  queued again at once, on the same sequence slot, and may share the next batch with new requests. Its age begins again.
 
 A slot runs one batch at a time. With the oldest strategy its next one is prefetched (`core.schedule.prefetch`): the
 requests of the two are of different sequences, so neither needs the other's outcomes.
@@ -45,8 +46,8 @@ from halimede.core.schedule.sequences.backlog import Backlog
 from halimede.core.schedule.sequences.idle import IdleSequences
 from halimede.core.schedule.sequences.ids import SequenceIds
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
-from halimede.core.schedule.sequences.places import Places
 from halimede.core.schedule.sequences.policy import DirectPolicy, SequencePolicy
+from halimede.core.schedule.sequences.sequence_slots import SequenceSlots
 from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
@@ -73,9 +74,9 @@ class SequenceScheduler:
         self._ids = ids
         self._hold = policy.hold
         # A request of an iterative model is open in its worker when it runs again, which cannot be taken back.
-        self._places = Places(policy, None if policy.iterative else take_back)
+        self._slots = SequenceSlots(policy, None if policy.iterative else take_back)
         for instance in range(instances):
-            self._places.add(Slot(instance))
+            self._slots.add(Slot(instance))
         self._open: dict[int | str, LiveSequence] = {}
         """The sequences that take more requests, by correlation id. The others still run their last ones."""
         self._queued: dict[int, QueuedRequest] = {}
@@ -89,13 +90,13 @@ class SequenceScheduler:
         self._due: list[Action] = []
         """Actions for the next poll."""
         self._forgotten: list[Action] = []
-        """Seats whose states are to be dropped before the next execution."""
+        """Sequence slots whose states are to be dropped before the next execution."""
 
     def __repr__(self) -> str:
-        places = self._places.by_slot.values()
-        running = sum(bool(each.batch) for each in places)
+        slots = self._slots.by_slot.values()
+        running = sum(bool(each.batch) for each in slots)
         return (
-            f"<SequenceScheduler queue={self.queued} running={running}/{len(places)} seated={self._places.seated} "
+            f"<SequenceScheduler queue={self.queued} running={running}/{len(slots)} assigned={self._slots.assigned} "
             f"backlog={len(self._backlog)}>"
         )
 
@@ -129,8 +130,8 @@ class SequenceScheduler:
             if self._idle.expects_few:
                 return 1
         elif sequence.running is None:
-            self._places.make_eligible(sequence, now_ns)
-        acts = self._due or self._hold is not None or slot in self._places.ready
+            self._slots.make_eligible(sequence, now_ns)
+        acts = self._due or self._hold is not None or slot in self._slots.ready
         return 1 if acts else None
 
     def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:  # noqa: ARG002
@@ -148,29 +149,29 @@ class SequenceScheduler:
         if self._forgotten:
             actions += self._forgotten
             self._forgotten = []
-        while self._backlog and self._places.has_room:
+        while self._backlog and self._slots.has_room:
             sequence = self._backlog.pop_first()
-            self._places.seat(sequence)
-            self._places.make_eligible(sequence, now_ns)
+            self._slots.assign(sequence)
+            self._slots.make_eligible(sequence, now_ns)
         if self._is_held():
             return actions
-        for place in [*self._places.ready.values()]:
-            if not place.batch:
-                place.batch = place.batcher.take(now_ns)
-                if not place.batch:
+        for entry in [*self._slots.ready.values()]:
+            if not entry.batch:
+                entry.batch = entry.batcher.take(now_ns)
+                if not entry.batch:
                     continue
-                actions.append(_execute(place.slot, place.batch))
-                self._run(place.batch)
-            if place.batcher.can_prefetch():
-                actions.append(_execute(place.slot, place.batcher.prefetch()))
-            del self._places.ready[place.slot]
+                actions.append(_execute(entry.slot, entry.batch))
+                self._run(entry.batch)
+            if entry.batcher.can_prefetch():
+                actions.append(_execute(entry.slot, entry.batcher.prefetch()))
+            del self._slots.ready[entry.slot]
         return actions
 
     def wake_at(self) -> int | None:
         """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
         times = [self._backlog.next_deadline(), self._idle.next_end(others_wait=bool(self._backlog))]
         if self._hold is None:
-            times += [place.batcher.ready_at() for place in self._places.ready.values() if not place.batch]
+            times += [entry.batcher.ready_at() for entry in self._slots.ready.values() if not entry.batch]
         return min((at for at in times if at is not None), default=None)
 
     def try_cancel(self, key: int) -> bool:
@@ -183,17 +184,17 @@ class SequenceScheduler:
         return key not in self._running
 
     def awaited_slot(self, key: int) -> Slot | None:
-        """See `Scheduler`. A sequence that has a seat is executed at its instance only."""
+        """See `Scheduler`. A sequence that has a sequence slot is executed at its instance only."""
         request = self._queued.get(key)
         return None if request is None else request.sequence.slot
 
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:  # noqa: ARG002
         """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
-        place = self._places.by_slot.get(slot)
-        if place is None or not place.batch:
+        entry = self._slots.by_slot.get(slot)
+        if entry is None or not entry.batch:
             return None
-        batch = self._places.end(place)
-        self._run(place.batch)
+        batch = self._slots.end(entry)
+        self._run(entry.batch)
         for sequence, outcome in zip(batch, outcomes or [Outcome.DONE] * len(batch), strict=True):
             request, sequence.running = sequence.running, None
             if request is not None:
@@ -202,17 +203,17 @@ class SequenceScheduler:
         return 1
 
     def add_slot(self, slot: Slot) -> None:
-        self._places.add(slot)
+        self._slots.add(slot)
 
     def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now_ns: int) -> Collection[int]:
-        place = self._places.remove(slot)
-        if place is None:
+        entry = self._slots.remove(slot)
+        if entry is None:
             return ()
-        self._run(place.batcher.end())
+        self._run(entry.batcher.end())
         not_begun = {pending.key for batch in unread for pending in batch}
         again: list[int] = []
         returned: list[LiveSequence] = []
-        for sequence in place.seated.values():
+        for sequence in entry.assigned.values():
             sequence.slot, sequence.is_eligible = None, False
             request, sequence.running = sequence.running, None
             if request is not None:
@@ -230,20 +231,20 @@ class SequenceScheduler:
         return again
 
     def expect_few(self, now_ns: int) -> None:
-        """See `Scheduler`. While others wait for a seat, the idle time is shorter."""
+        """See `Scheduler`. While others wait for a sequence slot, the idle time is shorter."""
         self._idle.expect_few(now_ns)
-        self._places.end_delays()
+        self._slots.end_delays()
 
     def expect_no_more(self) -> None:
-        """See `Scheduler`. Idle sequences cannot continue: they give their seats to the backlog."""
+        """See `Scheduler`. Idle sequences cannot continue: they give their sequence slots to the backlog."""
         self._hold = None
         self._idle.expect_no_more()
-        self._places.end_delays()
+        self._slots.end_delays()
 
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
-        for place in self._places.by_slot.values():
-            self._run(place.batcher.preempt())
+        for entry in self._slots.by_slot.values():
+            self._run(entry.batcher.preempt())
         keys = [*self._queued]
         for request in [*self._queued.values()]:
             if not request.sequence.is_closed:
@@ -257,7 +258,7 @@ class SequenceScheduler:
     def sequences(self) -> SequenceCount | None:
         if self.is_iterative:
             return None
-        return SequenceCount(self._places.seated + len(self._backlog), self._places.seats)
+        return SequenceCount(self._slots.assigned + len(self._backlog), self._slots.sequence_slots)
 
     def oldest_enqueued_at(self) -> int | None:
         return next((queued.enqueued_at for queued in self._queued.values()), None)
@@ -274,15 +275,16 @@ class SequenceScheduler:
         return sequence
 
     def _begin(self, pending: Pending) -> LiveSequence:
-        """A new sequence, which has a seat unless others wait for one. INVALID_ARG or UNAVAILABLE for its id."""
+        """A new sequence, which has a sequence slot unless others wait for one. INVALID_ARG or UNAVAILABLE for its
+        id."""
         id_bytes = 0 if self._ids is None else self._ids.take(pending.correlation, self._policy.model)
         lost = None if self.is_iterative else self._open.pop(pending.correlation, None)
         if lost is not None:
             self._idle.discard(lost)
             self._free(lost)
         sequence = LiveSequence(pending.correlation, id_bytes=id_bytes)
-        if self._places.has_room and not self._backlog:
-            self._places.seat(sequence)
+        if self._slots.has_room and not self._backlog:
+            self._slots.assign(sequence)
         else:
             self._backlog.append(sequence)
         return sequence
@@ -326,7 +328,7 @@ class SequenceScheduler:
                 if self.is_iterative:
                     # It waits again since its last execution has ended.
                     sequence.queue[0].enqueued_at = now_ns
-                self._places.make_eligible(sequence, now_ns)
+                self._slots.make_eligible(sequence, now_ns)
             elif sequence.running is None:
                 self._idle.add(sequence, now_ns)
 
@@ -346,14 +348,14 @@ class SequenceScheduler:
     def _close(self, sequence: LiveSequence) -> list[QueuedRequest]:
         """End a sequence: it gets no more requests. Returns its queued requests, which are no longer queued.
 
-        Its seat is free when none of its requests executes.
+        Its sequence slot is free when none of its requests executes.
         """
         if self._open.get(sequence.correlation) is sequence:
             del self._open[sequence.correlation]
         self._idle.discard(sequence)
         if sequence in self._backlog:
             self._backlog.remove(sequence)
-        elif sequence.is_eligible and not self._places.try_make_ineligible(sequence):
+        elif sequence.is_eligible and not self._slots.try_make_ineligible(sequence):
             # Its first request has begun.
             self._run([sequence])
         requests = [*sequence.queue]
@@ -366,14 +368,14 @@ class SequenceScheduler:
         return requests
 
     def _free(self, sequence: LiveSequence) -> None:
-        """The sequence leaves its seat, if it has one, and gives back its id."""
+        """The sequence leaves its sequence slot, if it has one, and gives back its id."""
         if sequence.id_bytes and self._ids is not None:
             self._ids.held.give_back(sequence.id_bytes)
             sequence.id_bytes = 0
         if sequence.slot is not None:
             if self._policy.keeps_state:
-                self._forgotten.append(Forget(sequence.slot, sequence.seat))
-            self._places.free(sequence.slot, sequence.seat)
+                self._forgotten.append(Forget(sequence.slot, sequence.sequence_slot))
+            self._slots.free(sequence.slot, sequence.sequence_slot)
             sequence.slot = None
 
     def _lose(self, sequence: LiveSequence, now_ns: int) -> None:
@@ -392,14 +394,14 @@ class SequenceScheduler:
         """Whether the hold for tests lasts. It ends once."""
         if self._hold is not None:
             backlogged = self._backlog.count_requests()
-            if backlogged >= self._hold.backlogged and self.queued - backlogged >= self._hold.seated:
+            if backlogged >= self._hold.backlogged and self.queued - backlogged >= self._hold.assigned:
                 self._hold = None
         return self._hold is not None
 
 
 def _execute(slot: Slot, batch: Sequence[LiveSequence]) -> Execute:
     keys = tuple([sequence.queue[0].pending.key for sequence in batch])
-    return Execute(slot, keys, tuple([sequence.seat for sequence in batch]))
+    return Execute(slot, keys, tuple([sequence.sequence_slot for sequence in batch]))
 
 
 def _age(sequence: LiveSequence) -> tuple[int, int]:

@@ -1,14 +1,14 @@
 """Checks of models of sequences: each sequence has the results that it has alone.
 
-All checks run two sequences of a few requests. A place of a sequence is its seat: with the direct strategy its row of
-each batch, in which a seat without a request is a null row.
+All checks run two sequences of a few requests. With the direct strategy a sequence slot is a row of each
+batch, in which one without a request is a null row.
 """
 
 from collections.abc import Sequence
 
-from halimede.backend_kit.requests import difference
-from halimede.backend_kit.results import GIVE_REQUESTS
-from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered
+from halimede.conformance_kit.requests import difference
+from halimede.conformance_kit.results import GIVE_REQUESTS
+from halimede.conformance_kit.subject import NotTried, Runs, Subject, Wrong, answered
 from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.types import InferenceRequest, Tensor
 
@@ -24,13 +24,16 @@ def check_sequences(subject: Subject) -> str:
     fixed_rows = _has_fixed_rows(subject)
     with subject.running() as runs:
         for step in range(STEPS):
-            requests, seats, wanted = [one[step], other[step]], [0, 1], [alone[step], expected[step]]
+            requests, sequence_slots, wanted = [one[step], other[step]], [0, 1], [alone[step], expected[step]]
             if step % 2 and not fixed_rows:
-                requests, seats, wanted = requests[::-1], seats[::-1], wanted[::-1]
+                requests, sequence_slots, wanted = requests[::-1], sequence_slots[::-1], wanted[::-1]
             if batches:
-                found = runs.batch(requests, seats=seats)
+                found = runs.batch(requests, sequence_slots=sequence_slots)
             else:
-                found = [runs.batch([request], seats=[seat])[0] for request, seat in zip(requests, seats, strict=True)]
+                found = [
+                    runs.batch([request], sequence_slots=[sequence_slot])[0]
+                    for request, sequence_slot in zip(requests, sequence_slots, strict=True)
+                ]
             for reply, results in zip(found, wanted, strict=True):
                 outputs = answered(reply, "a request of one of two sequences", advice)
                 _compare(subject, outputs, results, step, "beside another sequence", advice)
@@ -61,7 +64,7 @@ def check_null_rows(subject: Subject) -> str:
         # The first sequence stands still while the second runs.
         outputs = runs.outputs(one[0], "the first request of a sequence", GIVE_REQUESTS)
         _compare(subject, outputs, alone[0], 0, "on an empty instance", advice)
-        for step, outputs in enumerate(_run(runs, other, seat=1)):
+        for step, outputs in enumerate(_run(runs, other, sequence_slot=1)):
             _compare(subject, outputs, expected[step], step, "beside a null row", advice)
         for step, outputs in enumerate(_run(runs, one[1:]), 1):
             _compare(subject, outputs, alone[step], step, "whose row was a null row meanwhile", advice)
@@ -85,9 +88,11 @@ def _has_fixed_rows(subject: Subject) -> bool:
     return plan is not None and plan.fills_rows
 
 
-def _run(runs: Runs, requests: Sequence[InferenceRequest], seat: int = 0) -> Results:
+def _run(runs: Runs, requests: Sequence[InferenceRequest], sequence_slot: int = 0) -> Results:
     what = "a request of a sequence"
-    return [answered(runs.batch([request], seats=[seat])[0], what, GIVE_REQUESTS) for request in requests]
+    return [
+        answered(runs.batch([request], sequence_slots=[sequence_slot])[0], what, GIVE_REQUESTS) for request in requests
+    ]
 
 
 def _compare(

@@ -11,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from halimede.backend_kit.hosted import hosted_answers
-from halimede.backend_kit.requests import difference
-from halimede.backend_kit.results import GIVE_REQUESTS, refused_alone
-from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered, artifact_bytes, on_thread
+from halimede.conformance_kit.hosted import hosted_answers
+from halimede.conformance_kit.requests import difference
+from halimede.conformance_kit.results import GIVE_REQUESTS, refused_alone
+from halimede.conformance_kit.subject import NotTried, Runs, Subject, Wrong, answered, artifact_bytes, on_thread
 from halimede.core.types import InferenceError, InferenceRequest, Tensor
 from halimede.runtime.malloc import allocated_bytes, release_free_memory
 

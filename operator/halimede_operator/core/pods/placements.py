@@ -11,7 +11,7 @@ from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import clean, texts_at
 from halimede_operator.core.snapshot import Snapshot
 
-MAX_PLACES = 64
+MAX_PLACEMENTS = 64
 MAX_DEVICES = 16
 """Of a pod."""
 MAX_PODS_NAMED = 4
@@ -22,7 +22,7 @@ _TEXT = re.compile(r"(\S{1,253}) on (\S{1,253})(?:: (.+?))?(?:; allocated: (.+))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlacement:
     """A pod with a node."""
 
     pod: str
@@ -39,47 +39,49 @@ class Place:
         return clean(f"{self.pod} on {self.node}{devices}{allocated}", _MAX_CHARACTERS)
 
 
-def read_places(status: object) -> Iterator[Place]:
-    """The places in a status. Malformed ones are left out, because any user may have written them."""
-    for text in texts_at(status, "placements")[:MAX_PLACES]:
+def read_placements(status: object) -> Iterator[PodPlacement]:
+    """The placements in a status. Malformed ones are left out, because any user may have written them."""
+    for text in texts_at(status, "placements")[:MAX_PLACEMENTS]:
         if (found := _TEXT.fullmatch(clean(text, _MAX_CHARACTERS))) is not None:
-            yield Place(found[1], found[2], _listed(found[3]), _listed(found[4]))
+            yield PodPlacement(found[1], found[2], _listed(found[3]), _listed(found[4]))
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(text.split(", ")) if text else ()
 
 
-def old_places(observed: Observed) -> dict[str, Place]:
+def old_placements(observed: Observed) -> dict[str, PodPlacement]:
     """The entries of the old status by pod."""
-    return {each.pod: each for each in read_places(observed.subject.status)}
+    return {each.pod: each for each in read_placements(observed.subject.status)}
 
 
-def place_of(pod: PodView, snapshot: Snapshot, old: Place | None) -> Place:
+def placement_of(pod: PodView, snapshot: Snapshot, old: PodPlacement | None) -> PodPlacement:
     """Where the pod is, with its devices. What is not known now is taken from the old status, as it never changes."""
-    known = old or Place(pod.name, pod.node)
+    known = old or PodPlacement(pod.name, pod.node)
     devices = known.devices
     if pod.index is not None and pod.index.devices is not None:
         reported = pod.index.devices.devices
         devices = tuple(f"{device.profile} {device.uuid}".strip() for device in reported if device.uuid)
-    return Place(pod.name, pod.node, devices[:MAX_DEVICES], tuple(snapshot.allocated.get(pod.name) or known.allocated))
+    return PodPlacement(
+        pod.name, pod.node, devices[:MAX_DEVICES], tuple(snapshot.allocated.get(pod.name) or known.allocated)
+    )
 
 
-def places_text(observed: Observed) -> str:
+def placements_text(observed: Observed) -> str:
     """`gpu-1 (1g.10gb MIG-6c5d…), gpu-2 (1g.10gb MIG-77aa…)`: the nodes of the newest template's pods, with their
     devices. Until a pod reports its device, only the kind is known."""
     placement = observed.subject.placement
     kind = ""
     if placement is not None and placement.resource:
         kind = shown_profile(placement.profile) or ("GPU" if placement.resource == WHOLE else placement.resource)
-    old = old_places(observed)
-    places = set[str]()
+    old = old_placements(observed)
+    placements = set[str]()
     for pod in observed.newest:
-        place = place_of(pod, observed.subject.snapshot, old.get(pod.name))
-        devices = [each if " " in each else f"{kind} {each}".strip() for each in place.devices]
-        has = _some(devices or place.allocated, MAX_DEVICES_NAMED) or kind
-        places.add(f"{pod.node} ({has})" if has else pod.node)
-    return _some(sorted(filter(None, places)), MAX_PODS_NAMED)
+        pod_placement = placement_of(pod, observed.subject.snapshot, old.get(pod.name))
+        devices = [each if " " in each else f"{kind} {each}".strip() for each in pod_placement.devices]
+        has = _some(devices or pod_placement.allocated, MAX_DEVICES_NAMED) or kind
+        placements.add(f"{pod.node} ({has})" if has else pod.node)
+    return _some(sorted(filter(None, placements)), MAX_PODS_NAMED)
 
 
 def _some(texts: Sequence[str], most: int) -> str:

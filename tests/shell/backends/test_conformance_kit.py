@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from halimede.backend_kit.kit import CHECKS, HOSTED, Outcome, Verdict, make_subject, run_checks, write_sample
-from halimede.backend_kit.kit import DECOUPLED as DECOUPLED_CHECKS
-from halimede.backend_kit.subject import Subject
 from halimede.backends.discover import installed_backend
+from halimede.conformance_kit.kit import CHECKS, HOSTED, Outcome, Verdict, make_subject, run_checks, write_sample
+from halimede.conformance_kit.kit import DECOUPLED as DECOUPLED_CHECKS
+from halimede.conformance_kit.subject import Subject
 from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
 from halimede.processes.launcher import Launcher

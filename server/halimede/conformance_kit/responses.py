@@ -2,10 +2,10 @@
 
 import asyncio
 
-from halimede.backend_kit.hosted import Answers, hosted_answers
-from halimede.backend_kit.requests import difference
-from halimede.backend_kit.results import GIVE_REQUESTS, check_declared
-from halimede.backend_kit.subject import NotTried, Subject, Wrong, answered
+from halimede.conformance_kit.hosted import Answers, hosted_answers
+from halimede.conformance_kit.requests import difference
+from halimede.conformance_kit.results import GIVE_REQUESTS, check_declared
+from halimede.conformance_kit.subject import NotTried, Subject, Wrong, answered
 
 
 def check_responses(subject: Subject) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from halimede.backend_kit import interface, life, responses, results, sequences
-from halimede.backend_kit.requests import Maker
-from halimede.backend_kit.subject import NotTried, Subject, Wrong, on_thread
 from halimede.backends.python.backend import PythonBackend
+from halimede.conformance_kit import interface, life, responses, results, sequences
+from halimede.conformance_kit.requests import Maker
+from halimede.conformance_kit.subject import NotTried, Subject, Wrong, on_thread
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.types.error import describe

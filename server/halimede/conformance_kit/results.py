@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from halimede.backend_kit.requests import Values, difference, rows_of
-from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered
+from halimede.conformance_kit.requests import Values, difference, rows_of
+from halimede.conformance_kit.subject import NotTried, Runs, Subject, Wrong, answered
 from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.request import forms_of
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from halimede.backend_kit.subject import Reply, Subject, Wrong
+from halimede.conformance_kit.subject import Reply, Subject, Wrong
 from halimede.core.config.process_options import strict_outputs
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import InferenceError, InferenceRequest
@@ -86,10 +86,10 @@ async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceR
     try:
         for requests in batches:
             items = []
-            for seat, request in enumerate(requests):
+            for sequence_slot, request in enumerate(requests):
                 key += 1
                 rows = request.inputs[0].shape[0] if subject.maker.batches else 1
-                items.append(BatchItem(key, request, rows, cancelled=False, seat=seat))
+                items.append(BatchItem(key, request, rows, cancelled=False, sequence_slot=sequence_slot))
             collector = _Collector(items)
             worker.execute(items)
             try:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path, PurePath
 
-from halimede.backend_kit.subject import NotTried, Subject, Wrong, artifact_bytes, failure_of, text_of
 from halimede.backends.api import BackendModel, Checks, ModelSource, Preloads, Unpickles
+from halimede.conformance_kit.subject import NotTried, Subject, Wrong, artifact_bytes, failure_of, text_of
 from halimede.core.types import InferenceError
 
 LONGEST_TEXT = 4000
@@ -102,8 +102,8 @@ def broken_copies(subject: Subject) -> Iterator[list[tuple[str, ModelSource]]]:
                 if beside != original.artifact:
                     (artifact.parent / beside.name).symlink_to(beside.absolute())
             _break(original.artifact, artifact, what)
-            place = replace(original, model_directory=directory, artifact=artifact)
-            made.append((what, place))
+            source = replace(original, model_directory=directory, artifact=artifact)
+            made.append((what, source))
         yield made
 
 
@@ -126,8 +126,8 @@ def check_load_errors(subject: Subject) -> str:
     """A load of a broken file is an InferenceError with a text for the author of the model."""
     kept: list[str] = []
     with broken_copies(subject) as copies:
-        for what, place in copies:
-            error = failure_of(lambda place=place: _load_and_close(subject, place))  # type: ignore[misc]  # its default
+        for what, source in copies:
+            error = failure_of(lambda source=source: _load_and_close(subject, source))  # type: ignore[misc]  # its default
             if error is None and what in ("cut in half", "empty"):
                 kept.append(what)
                 continue
@@ -137,8 +137,8 @@ def check_load_errors(subject: Subject) -> str:
     return "files that are missing, broken or of another format are refused with a text"
 
 
-def _load_and_close(subject: Subject, place: ModelSource) -> None:
-    model: BackendModel = subject.load(place)
+def _load_and_close(subject: Subject, source: ModelSource) -> None:
+    model: BackendModel = subject.load(source)
     # Some backends open the file when an instance is made.
     try:
         model.create_instance(subject.placement()).close()
@@ -170,9 +170,9 @@ def check_check(subject: Subject) -> str:
     if (error := failure_of(lambda: backend.check(subject.config, subject.source))) is not None:
         raise Wrong(f"check refuses a model that loads: {text_of(error)}", "raise only what `load` would raise")
     with suppress(NotTried), broken_copies(subject) as copies:
-        for what, place in copies:
-            loads = failure_of(lambda place=place: _load_and_close(subject, place)) is None  # type: ignore[misc]  # as above
-            passes = failure_of(lambda place=place: backend.check(subject.config, place)) is None  # type: ignore[misc]  # as above
+        for what, source in copies:
+            loads = failure_of(lambda source=source: _load_and_close(subject, source)) is None  # type: ignore[misc]  # as above
+            passes = failure_of(lambda source=source: backend.check(subject.config, source)) is None  # type: ignore[misc]  # as above
             if passes and not loads:
                 raise Wrong(f"check accepts a file that is {what}, and load refuses it", "read the file in `check` too")
     return "check accepts and refuses the same files as load"

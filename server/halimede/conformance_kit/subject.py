@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from halimede.backend_kit.requests import Maker
 from halimede.backends.api import Backend, BackendModel, Instance, ModelSource
+from halimede.conformance_kit.requests import Maker
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import InferenceError, InferenceRequest, Placement, Tensor
 from halimede.core.types.error import describe
@@ -39,7 +39,7 @@ class Item:
     request: InferenceRequest
     rows: int
     cancelled: bool = False
-    seat: int = 0
+    sequence_slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Subject:
     def source(self) -> ModelSource:
         return source(self.entry, self.config, self.backend, self.plan.versions[-1], self.options)
 
-    def load(self, place: ModelSource | None = None) -> BackendModel:
-        """Load the model, or the one at another place."""
-        return self.backend.load(self.config, place if place is not None else self.source)
+    def load(self, source: ModelSource | None = None) -> BackendModel:
+        """Load the model, or the one of another source."""
+        return self.backend.load(self.config, source if source is not None else self.source)
 
     def placement(self, ordinal: int = 0) -> Placement:
         kind = self.plan.placements[0]
@@ -110,9 +110,10 @@ class Runs:
         requests: Sequence[InferenceRequest],
         cancelled: Mapping[int, bool] | None = None,
         *,
-        seats: Sequence[int] | None = None,
+        sequence_slots: Sequence[int] | None = None,
     ) -> list[Reply]:
-        """The replies of a batch, in order. `seats` are the places of sequences; by default each has its own."""
+        """The replies of a batch, in order. `sequence_slots` are those of the sequences; by default each has its
+        own."""
         flags = cancelled or {}
         batches = self._subject.config.max_batch_size > 0
         items = [
@@ -121,7 +122,7 @@ class Runs:
                 request,
                 request.inputs[0].shape[0] if batches and request.inputs else 1,
                 flags.get(at, False),
-                at if seats is None else seats[at],
+                at if sequence_slots is None else sequence_slots[at],
             )
             for at, request in enumerate(requests)
         ]
