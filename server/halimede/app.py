@@ -35,7 +35,7 @@ from halimede.serving_core import make_core
 from halimede.settings import ModelControlMode, Settings
 from halimede.start_report import LOADING_INTERVAL_SECS, TerminalStart, begin_on_terminal, log_tables
 from halimede.startup import failed_loads, termination_message, unknown_settings_in
-from halimede.termination import write_message
+from halimede.termination_message import write_message
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from hpack import Encoder
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.schedule.actions import Execute, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending

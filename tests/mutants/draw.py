@@ -26,7 +26,7 @@ QUOTAS = (
     Quota(9, f"{SERVER}/(core|runtime|channel|inference_frames|processes|workers|frontends|fetch|front_processes)", r"^_?(MAX|MOST|LONGEST)_[A-Z_]+$"),
     Quota(4, f"{SERVER}/(runtime|channel|inference_frames|processes|workers|frontends|fetch|front_processes)", r"^_?[A-Z_]+_(S|SECS|SECONDS|MS)$"),
     Quota(9, f"{SERVER}/(core|runtime|channel|inference_frames|processes|workers|frontends)", r"(?i)deadline|timeout|expire|stall"),
-    Quota(9, f"{SERVER}/(core/supervise|runtime|channel|inference_frames|processes|workers|fetch|front_processes)", r"(?i)restart|retr(y|ies)|again|gone|crash|lost|ended|abandon"),
+    Quota(9, f"{SERVER}/(core/restarts|runtime|channel|inference_frames|processes|workers|fetch|front_processes)", r"(?i)restart|retr(y|ies)|again|gone|crash|lost|ended|abandon"),
     Quota(5, f"{OPERATOR}/(reconcile|cluster|api_server|handlers|lease|queue|core/process/workqueue)", r"(?i)retry|again|expire|lost|fail|resume|stale"),
     # Each room of the product.
     Quota(26, f"{SERVER}/core/"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import halimede.backends.identity
-from halimede import __version__, termination
+from halimede import __version__
 from halimede.core.observe.log_lines import LogLine, Severity, render_default
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.log import PACKAGE, LogHandler, LogOutput, LogWriter
@@ -22,7 +22,7 @@ from halimede.startup import (
     termination_message,
     unknown_settings_in,
 )
-from halimede.termination import MAX_BYTES, write_message
+from halimede.termination_message import MAX_BYTES, write_message
 
 
 def test_options_have_the_names_of_tritons_table() -> None:
@@ -119,7 +119,7 @@ def test_termination_message_names_each_failed_version() -> None:
 
 def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    monkeypatch.setattr(termination, "TERMINATION_LOG", log)
+    monkeypatch.setattr("halimede.termination_message.TERMINATION_LOG", log)
     write_message("unused")
     assert not log.exists()
     log.touch()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.queue import BatchQueue

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError

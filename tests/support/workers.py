@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from halimede.core.supervise import ProcessExit
+from halimede.core.restarts import ProcessExit
 from halimede.processes.launcher import Launcher, WorkerProcess
 
 FOLDER = str(Path(__file__).parent)

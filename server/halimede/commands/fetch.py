@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from halimede.termination import MAX_BYTES, TERMINATION_LOG, write_message
+from halimede.termination_message import MAX_BYTES, TERMINATION_LOG, write_message
 
 if TYPE_CHECKING:
     from halimede.fetch.plan import FetchPlan

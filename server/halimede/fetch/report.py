@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from halimede.termination import MAX_BYTES
+from halimede.termination_message import MAX_BYTES
 
 MAX_FAILURE_BYTES = 1500
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
 
-from halimede.core.supervise import describe_exit
+from halimede.core.restarts import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import describe
 from halimede.facade.server import Server

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.hangs import STOPPED, ProcessKind, front_end_is_alive, zygote_is_alive
-from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault
+from halimede.core.restarts import ProcessExit, StartFaultError, is_brief_fault
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.memory_group import own_groups
 from halimede.processes import bootstrap

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+from halimede.core.restarts import Recovery, health_of
 from halimede.core.schedule.actions import Slot
-from halimede.core.supervise import Recovery, health_of
 from halimede.core.types import InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.runtime.clock import monotonic_ns

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import halimede
-from halimede.core.supervise import ProcessExit
+from halimede.core.restarts import ProcessExit
 from halimede.processes import bootstrap
 from support.workers import FOLDER, Crew, printed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from halimede.core.supervise import ProcessExit, describe_exit
+from halimede.core.restarts import ProcessExit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.processes.zygote import MAX_COMMAND_BYTES
 from support.family import FAMILY

@@ -79,7 +79,7 @@ EATER = """
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from halimede.core.supervise import describe_exit
+from halimede.core.restarts import describe_exit
 from support.workers import Crew, ended
 crew = Crew()
 killed, eater, bystander = crew.talk(), crew.talk(), crew.talk()

@@ -5,7 +5,7 @@ import os
 import socket
 from typing import cast
 
-from halimede.core.supervise import ProcessExit
+from halimede.core.restarts import ProcessExit
 from halimede.processes.launcher import WorkerProcess
 from halimede.workers.supervision.completion import NO_OWNERS
 from halimede.workers.supervision.life import Life

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.core.supervise import ProcessExit, StartFaultError
+from halimede.core.restarts import ProcessExit, StartFaultError
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.abandon import Abandon
 from halimede.workers.supervision.completion import complete_config

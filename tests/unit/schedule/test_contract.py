@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from halimede.core.schedule.actions import Execute, Fail, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.policy import Priorities as Levels
 from halimede.core.schedule.queue import BatchQueue

@@ -4,7 +4,7 @@ import pytest
 
 from halimede.core.config.model_config import ModelConfig, TimeoutAction
 from halimede.core.schedule.actions import Execute, Fail, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending, Scheduler

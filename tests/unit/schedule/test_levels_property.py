@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending

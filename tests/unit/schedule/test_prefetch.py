@@ -4,7 +4,7 @@ import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending

@@ -6,7 +6,7 @@ import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.queue import BatchQueue
 from support.scheduling import arrive, busy_scheduler, expired, finish_all, pending

@@ -6,7 +6,7 @@ from typing import Any
 from halimede.channel.frames import ChannelFrame, unexpected
 from halimede.channel.json_frames import decode_json, error_from_json
 from halimede.channel.server_end.channel import Channel
-from halimede.core.supervise import StartFaultError
+from halimede.core.restarts import StartFaultError
 
 
 class StartAnswer:

@@ -2,7 +2,7 @@
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import max_concurrency
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import NO_HOLD, StartHold, from_config, priorities_from_config
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.queue import BatchQueue

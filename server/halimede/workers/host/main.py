@@ -17,8 +17,8 @@ from halimede.channel.process_end.channel import Channel
 from halimede.channel.process_end.memory import Memory
 from halimede.channel.process_end.reader import ServerGoneError
 from halimede.channel.process_end.stop_signals import ignore_stop_signals
+from halimede.core.restarts import is_fault_of_machine
 from halimede.core.spin import SpinPolicy
-from halimede.core.supervise import is_fault_of_machine
 from halimede.core.types import InferenceError
 from halimede.processes.blas import set_blas_threads
 from halimede.workers.claim import DESCRIPTORS, Claim

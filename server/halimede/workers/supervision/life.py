@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
-from halimede.core.supervise import BRIEF_FAULT_PAUSES_SECS, StartFaultError, describe_exit, is_brief_fault
+from halimede.core.restarts import BRIEF_FAULT_PAUSES_SECS, StartFaultError, describe_exit, is_brief_fault
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.processes.launcher import Launcher, WorkerProcess
 from halimede.processes.output import OutputReader

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from halimede.core.supervise import FIRST_RETRY_NS
+from halimede.core.restarts import FIRST_RETRY_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,7 @@ class Program:
     """The settings of the processes of one model version.
 
     `python` is the model's own interpreter, "" for the server's. `environment` overrides the server's. `preload`: see
-    `backends.api.Preloads`, "" for nothing. `spins`: see `core.spin`. `first_retry_ns`: see `core.supervise`.
+    `backends.api.Preloads`, "" for nothing. `spins`: see `core.spin`. `first_retry_ns`: see `core.restarts`.
     """
 
     python: str = ""

@@ -1,7 +1,7 @@
 """A worker that runs its instance in a process of its own, and restarts the process when it ends.
 
 The process may die, hang, be stopped or send invalid frames. Then its batch fails at once, and the process is started
-again (`core.supervise` decides when). The channel and the zygote report a death. The worker waits for a process that is
+again (`core.restarts` decides when). The channel and the zygote report a death. The worker waits for a process that is
 slow; only `EXECUTION_TIMEOUT_MS` ends it. A process that is stopped for long is killed (`processes.hangs`).
 """
 
@@ -14,9 +14,9 @@ from typing import Self
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.restarts import Finish, Park, Start, StartFaultError, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.spin import SpinPolicy
-from halimede.core.supervise import Finish, Park, Start, StartFaultError, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import describe
 from halimede.processes.launcher import Launcher

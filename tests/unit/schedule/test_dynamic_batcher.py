@@ -6,7 +6,7 @@ import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Execute, Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from support.scheduling import TOOK, arrive, busy_scheduler, finish_all, pending
 

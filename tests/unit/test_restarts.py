@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from halimede.core.supervise import (
+from halimede.core.restarts import (
     MAX_DEATHS,
     Action,
     Finish,
