@@ -13,7 +13,8 @@ from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRe
 from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.tensor import tensor_from_array
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
-from support.ensemble_server import BareServer, in_a_loop, unknown, until, until_rest, value_of
+from support.ensemble_server import BareServer, unknown, until, until_rest, value_of
+from support.loops import in_a_loop
 from support.models import add_identity, add_scaled
 from support.plugin import FaultyBackend
 

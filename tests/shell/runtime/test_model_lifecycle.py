@@ -1,11 +1,10 @@
 """Loads that are retried, and loads that an unload ends: in one process, with a fixed order."""
 
 import asyncio
-import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND, LeftBehind
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from support.ensemble_server import BareServer, value_of
+from support.loops import in_a_loop
 from support.models import add_scaled, write_config
 from support.playing import NOBODY
 from support.plugin import FaultyBackend
@@ -44,16 +44,6 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBa
     installed_backend.cache_clear()
     yield backend
     installed_backend.cache_clear()
-
-
-def in_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
-
-    @functools.wraps(scenario)
-    def run(*arguments: object, **fixtures: object) -> None:
-        asyncio.run(scenario(*arguments, **fixtures))
-
-    return run
 
 
 def lifecycle_of(
