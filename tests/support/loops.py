@@ -2,7 +2,10 @@
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 
@@ -26,3 +29,22 @@ def in_a_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
             raise failures[0]
 
     return run
+
+
+def with_opened(
+    opened: Callable[[Path], AbstractAsyncContextManager[Any]],
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """For tests that are coroutines: their first argument is what `opened` opens in the test's folder."""
+
+    def decorate(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        async def run(tmp_path: Path, **fixtures: object) -> None:
+            async with opened(tmp_path) as first:
+                await scenario(first, **fixtures)
+
+        _, *others = inspect.signature(scenario).parameters.values()
+        folder = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test = functools.update_wrapper(in_a_loop(run), scenario)
+        test.__signature__ = inspect.Signature([folder, *others])  # type: ignore[attr-defined]  # pytest reads it
+        return test
+
+    return decorate

@@ -8,10 +8,9 @@ import pytest
 from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.core.status.events import LASTING_S
 from halimede_operator.queue import Done
-from support import operator_harness
 from support.kube_api import Fault, KubeApi, kube_api
 from support.loops import in_a_loop
-from support.operator_harness import DIGITS, SPEC, Harness
+from support.operator_harness import DIGITS, SPEC, Harness, with_harness
 from support.operator_processes import running
 from support.operator_watches import Watched, a_few, run
 
@@ -173,38 +172,33 @@ async def test_the_process_starts_without_the_kind_and_logs_it_once(tmp_path: Pa
             ]
 
 
-def test_an_object_that_wants_a_missing_kind_says_so(tmp_path: Path):
+@with_harness
+async def test_an_object_that_wants_a_missing_kind_says_so(harness: Harness):
     """All other children are applied. With the kind, the child is created and the object is accepted."""
+    api = harness.api
+    api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
+    harness.relist()
+    why = "the cluster does not serve NetworkPolicy of networking.k8s.io/v1"
+    assert harness.cache.set_unavailable({"NetworkPolicy": why}) == {DIGITS}
+    assert await harness.reconcile(DIGITS) == Done(again_in=LASTING_S)
+    assert set(harness.children()) >= {("deployments", "prod", "digits"), ("services", "prod", "digits")}
+    assert api.named("networkpolicies") == set()
+    accepted = harness.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "FeatureUnavailable")
+    assert accepted["message"] == f"NetworkPolicy prod/digits: {why}"
+    before = api.writes()
+    assert await harness.sync() == Done(again_in=LASTING_S)
+    assert api.writes() == before, "nothing is written again"
 
-    async def scenario(harness: Harness) -> None:
-        api = harness.api
-        api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
-        harness.relist()
-        why = "the cluster does not serve NetworkPolicy of networking.k8s.io/v1"
-        assert harness.cache.set_unavailable({"NetworkPolicy": why}) == {DIGITS}
-        assert await harness.reconcile(DIGITS) == Done(again_in=LASTING_S)
-        assert set(harness.children()) >= {("deployments", "prod", "digits"), ("services", "prod", "digits")}
-        assert api.named("networkpolicies") == set()
-        accepted = harness.condition("Accepted")
-        assert (accepted["status"], accepted["reason"]) == ("False", "FeatureUnavailable")
-        assert accepted["message"] == f"NetworkPolicy prod/digits: {why}"
-        before = api.writes()
-        assert await harness.sync() == Done(again_in=LASTING_S)
-        assert api.writes() == before, "nothing is written again"
-
-        assert harness.cache.set_unavailable({}) == {DIGITS}
-        assert await harness.sync() == Done()
-        assert api.named("networkpolicies") == {"digits"}
-        assert harness.condition("Accepted")["status"] == "True"
-
-    operator_harness.run(scenario, tmp_path)
+    assert harness.cache.set_unavailable({}) == {DIGITS}
+    assert await harness.sync() == Done()
+    assert api.named("networkpolicies") == {"digits"}
+    assert harness.condition("Accepted")["status"] == "True"
 
 
-def test_an_object_without_such_a_child_does_not_mind_a_missing_kind(tmp_path: Path):
-    async def scenario(harness: Harness) -> None:
-        harness.relist()
-        harness.cache.set_unavailable({"NetworkPolicy": "it is missing"})
-        assert await harness.reconcile(DIGITS) == Done()
-        assert harness.condition("Accepted")["status"] == "True"
-
-    operator_harness.run(scenario, tmp_path)
+@with_harness
+async def test_an_object_without_such_a_child_does_not_mind_a_missing_kind(harness: Harness):
+    harness.relist()
+    harness.cache.set_unavailable({"NetworkPolicy": "it is missing"})
+    assert await harness.reconcile(DIGITS) == Done()
+    assert harness.condition("Accepted")["status"] == "True"
