@@ -25,6 +25,7 @@ from halimede.runtime.pump import Pump
 from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
 from support.loops import in_a_loop
+from support.refusals import error_of
 
 
 class PlayedWorker:
@@ -299,9 +300,7 @@ async def test_a_finished_request_is_counted_and_answered_once() -> None:
 async def test_requests_that_are_still_checked_count_as_in_flight() -> None:
     bench = Bench(limit_bytes=8)
     bench.requests.hold(7)
-    with pytest.raises(InferenceError) as refused:
-        bench.requests.hold(7)
-    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert error_of(bench.requests.hold, 7).code is ErrorCode.UNAVAILABLE
     bench.submit(1)
     assert bench.answers == [(1, ErrorCode.UNAVAILABLE)]
     bench.requests.release(7)

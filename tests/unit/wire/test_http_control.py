@@ -44,12 +44,11 @@ from halimede.core.wire.http_control import (
     statistics_json,
 )
 from support.examples import Draws, drawn, json_of
+from support.refusals import error_of
 
 
 def refusal(decode: Callable[[bytes], Any], body: bytes) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode(body)
-    return caught.value
+    return error_of(decode, body)
 
 
 def internal(text: str) -> InferenceError:

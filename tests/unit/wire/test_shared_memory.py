@@ -13,14 +13,13 @@ from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage
 from halimede.core.wire.shared_memory import BYTE_SIZE, OFFSET, REGION, REGION_PARAMETERS, read_region
 from support.inference_bodies import VIEW, asking, invalid, tensor
+from support.refusals import error_of
 
 FIELD = {str: "string_param", int: "int64_param", bool: "bool_param", float: "double_param"}
 
 
 def refusal(decode: Callable[[], object]) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode()
-    return caught.value
+    return error_of(decode)
 
 
 def over_http(kind: str, parameters: Mapping[str, object]) -> InferenceError:
