@@ -220,7 +220,7 @@ def test_a_sequence_goes_on_over_connections_to_both(fronts: Any, clients: Any):
         assert answer.status == 200, answer.body
         return float(answer.json["outputs"][0]["data"][0])
 
-    first, second = fronts
+    first, *_, second = fronts
     assert post(first, 1, 5, sequence_start=True) == 1
     assert post(second, 100, 6, sequence_start=True) == 100
     for number in range(2, 6):
