@@ -16,7 +16,7 @@ from support.grpc_plans import Client
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
 from support.probe import CI_CLIENTS, INTEROP_CLIENTS, make_client, provided
 from support.served import Stage, add_python, infer, workers
-from support.server import RunningServer, Start, start_server
+from support.server import RunningServer, Start, serving, start_server
 
 
 @pytest.fixture(scope="session", params=["thread", "process"])
@@ -26,10 +26,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_repository(repository)
     if request.param == "process":
         isolate(repository)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", repository]) as running:
+        yield running
 
 
 @pytest.fixture
@@ -100,10 +98,8 @@ def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=bystander"]
     # Some tests unload models that hang while they load.
     arguments += ["--unload-wait-secs=5"]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
-    yield Stage(running, repository)
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), arguments, forked=False) as running:
+        yield Stage(running, repository)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import tritonclient.http as httpclient
 from support.calls import ONES, index
 from support.models import add_identity, add_onnx_identity, write_config
 from support.served import add_python
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 WARMUP = """
 model_warmup { name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 16 zero_data: true } } }
@@ -44,12 +44,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     write_config(repository / "fast", GPU)
     for name, refused in {"both": CACHE + "model_transaction_policy { decoupled: true }", "dirty": WARMUP}.items():
         add_identity(repository, name, extra=refused + OPERATIONS * (name == "dirty"))
-    server = start_server(
+    with serving(
         tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--exit-on-error=false"], ready=False
-    )
-    wait_until(lambda: "Started HTTPService" in server.log, "the end of all loads", server)
-    yield server
-    assert server.stop() == 0, server.log
+    ) as server:
+        wait_until(lambda: "Started HTTPService" in server.log, "the end of all loads", server)
+        yield server
 
 
 def warnings(server: RunningServer, model: str) -> list[str]:

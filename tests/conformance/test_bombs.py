@@ -20,7 +20,7 @@ from support.calls import ONES_JSON
 from support.h2client import INFER as GRPC_INFER
 from support.models import add_identity
 from support.processes import forget_peak, peak_bytes, resident_bytes
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 MIB = 1 << 20
 LIMIT_BYTES = 8 * MIB
@@ -42,12 +42,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "texts", datatype="BYTES", dims="-1", max_batch_size=0)
     arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
     limits = [f"--http-max-input-size={LIMIT_BYTES}", f"--grpc-max-input-size={LIMIT_BYTES}"]
-    running = start_server(tmp_path_factory.mktemp("log"), [*arguments, *limits])
-    assert running.post(INFER_PATH, INFER).status == 200
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(tmp_path_factory.mktemp("log"), [*arguments, *limits]) as running:
+        assert running.post(INFER_PATH, INFER).status == 200
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 def post(body: bytes, fields: bytes = b"", path: str = INFER_PATH) -> bytes:

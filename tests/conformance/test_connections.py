@@ -20,7 +20,7 @@ import tritonclient.grpc
 from support.calls import ONES_JSON, canceled, metric, pending
 from support.models import add_identity
 from support.processes import cpu_secs, holding_no_more, resident_bytes
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, start_server, wait_until
 
 INFER = ONES_JSON.encode()
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,11 +40,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models], forked=False)
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models], forked=False) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 def connect(server: RunningServer, *, receive_buffer: int = 0) -> socket.socket:

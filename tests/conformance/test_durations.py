@@ -34,7 +34,7 @@ from support.durations import (
 )
 from support.models import add_identity
 from support.served import Stage, notes_file, workers
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     extra = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{round(COMPUTE * 1000)}" }} }}'
     add_identity(repository, "thread", dims="-1", extra=f"{DELAY} {extra}")
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=thread"]
-    running = start_server(directory, arguments)
-    yield Stage(running, repository)
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(directory, arguments) as running:
+        yield Stage(running, repository)
 
 
 # As clients see it.

@@ -27,7 +27,7 @@ from support.h2client import INFER, RST_STREAM, STREAM_INFER, H2Client, frame, g
 from support.latency import LOOSE_MS, median_ms, quickest_ms
 from support.models import ONE, add_identity, delay
 from support.plugin import PLAIN_BACKEND, install_backend
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 CANCEL = (8).to_bytes(4, "big")
 
@@ -128,11 +128,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "slow", extra=f"{ONE} {delay(500)} dynamic_batching {{ preferred_batch_size: [ 32 ] }}")
     override = "default_queue_policy { allow_timeout_override: true }"
     add_identity(models, "patient", extra=f"{ONE} {delay(700)} dynamic_batching {{ {override} }}")
-    running = start_server(directory, ["--model-repository", models], environment=environment)
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(directory, ["--model-repository", models], environment=environment) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 @pytest.fixture

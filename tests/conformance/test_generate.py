@@ -20,7 +20,7 @@ from support.calls import canceled, executing, metric
 from support.models import add_identity, write_config
 from support.processes import resident_bytes
 from support.served import workers
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 MODEL = '''
 import json
@@ -114,9 +114,8 @@ def write_repository(models: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
     write_repository(models)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models]) as running:
+        yield running
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from support.grpc_plans import Client, Plan, run
 from support.models import add_identity, delay
 from support.ports import free_port
 from support.probe import GRPC_CLIENTS
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 PKI = Path(support.server.__file__).parent / "pki"
 TLS = ("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--grpc-server-key={PKI / 'server.key'}")
@@ -90,11 +90,9 @@ def unix(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 
 def served(models: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags])
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags]) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 @pytest.mark.parametrize("action", ["infer", "stream"])

@@ -10,7 +10,7 @@ from support.calls import canceled
 from support.grpc_models import write_models
 from support.grpc_plans import Answer, Client, Plan, run
 from support.served import notes_file
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 MIB = 1 << 20
 
@@ -29,11 +29,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     flags = ["--model-repository", models, "--grpc-header-forward-pattern=x-.*"]
-    running = start_server(tmp_path_factory.mktemp("log"), flags)
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(tmp_path_factory.mktemp("log"), flags) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 def notes(models: Path, name: str) -> list[str]:

@@ -31,7 +31,7 @@ from support.h2client import (
 )
 from support.models import add_identity
 from support.processes import forget_peak, peak_bytes, resident_bytes
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
@@ -45,10 +45,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "ident", dims="-1")
     add_identity(models, "slow", extra=DELAYED)
     arguments = ["--model-repository", models, f"--grpc-max-input-size={LIMIT_BYTES}", "--exit-timeout-secs=5"]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
-    others_are_served(running)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), arguments, forked=False) as running:
+        others_are_served(running)
+        yield running
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from support.calls import metric
 from support.h2client import INFER, LIVE, STREAM_INFER, H2Client, grpc_message
 from support.models import add_identity, save_onnx
 from support.processes import forget_peak, peak_bytes, resident_bytes
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 MIB = 1 << 20
 ZEROS = bytes(MIB)
@@ -36,11 +36,10 @@ LARGE_CODINGS = [None, "gzip", pytest.param("deflate", marks=pytest.mark.large)]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident", dims="-1", max_batch_size=0)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=5"])
-    with triton.InferenceServerClient(running.grpc_url) as client:
-        client.infer("ident", [tensor(16)])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=5"]) as running:
+        with triton.InferenceServerClient(running.grpc_url) as client:
+            client.infer("ident", [tensor(16)])
+        yield running
     assert "Traceback" not in running.log
 
 

@@ -12,7 +12,7 @@ import pytest
 import support.server
 from support.grpc_models import write_models
 from support.probe import go_tool, provided
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 # Without fixtures: the first run builds the tools.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120, func_only=True)]
@@ -38,10 +38,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "--grpc-header-forward-pattern=x-.*",
         *(TLS if request.param == "tls" else ()),
     ]
-    running = start_server(tmp_path_factory.mktemp("log"), flags)
-    yield running
+    with serving(tmp_path_factory.mktemp("log"), flags) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from support.calls import load, unload
 from support.models import add_scaled
 from support.plugin import FaultyBackend
 from support.served import Stage
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 UNLOADED = "the model was unloaded while it was loading"
@@ -33,9 +33,8 @@ def shared(backend: FaultyBackend, tmp_path_factory: pytest.TempPathFactory) -> 
     add_scaled(repository, "scaled", 2)
     explicit = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
     explicit.append("--unload-wait-secs=5")
-    running = start_server(tmp_path_factory.mktemp("log"), explicit, environment=dict(backend.environment))
-    yield Stage(running, repository)
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), explicit, environment=dict(backend.environment)) as running:
+        yield Stage(running, repository)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from support.h2client import (
     frame,
 )
 from support.models import add_identity
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 MIB = 1 << 20
 ATTACK_SECS = 0.5
@@ -36,9 +36,8 @@ ATTACK_SECS = 0.5
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("models")
     add_identity(repository, "ident", dims="-1")
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", repository]) as running:
+        yield running
     assert "unexpected error" not in running.log, running.log
 
 

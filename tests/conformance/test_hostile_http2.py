@@ -35,7 +35,7 @@ from support.h2client import (
     grpc_message,
 )
 from support.models import add_identity, delay
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 FLOOD_FRAMES = 60_000
 RESETS = 30_000
@@ -49,9 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(repository, "ident", dims="-1")
     add_identity(repository, "slow", dims="-1", extra=delay(1000))
     flags = ("--grpc-http2-max-ping-strikes=0", "--grpc-max-response-pool-size=1")
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository, *flags])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", repository, *flags]) as running:
+        yield running
     assert "unexpected error" not in running.log, running.log
 
 

@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 
 from support.calls import load
 from support.plugin import PLAIN_BACKEND, install_backend
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 REPEAT = (
     '''
@@ -113,9 +113,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "config.pbtxt").write_text(config)
     arguments = ["--model-repository", folder / "models", "--model-control-mode=explicit"]
-    running = start_server(folder, [*arguments, "--load-model=streams", "--load-model=losing"], environment=environment)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(
+        folder, [*arguments, "--load-model=streams", "--load-model=losing"], environment=environment
+    ) as running:
+        yield running
 
 
 def stream(address: str, model: str, *requests: list[int]) -> list[object]:

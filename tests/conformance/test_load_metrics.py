@@ -19,7 +19,7 @@ from support.calls import executing, pending
 from support.durations import ask_stream
 from support.models import add_identity, add_scaled, write_config
 from support.served import Stage, add_python, body
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 SLEEP = 0.2
 """Seconds of each execution."""
@@ -66,10 +66,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     add_python(repository, "steps", SLEEPS)
     (repository / "pipeline" / "1").mkdir(parents=True)
     write_config(repository / "pipeline", ENSEMBLE)
-    running = start_server(directory, ["--model-repository", repository])
-    yield Stage(running, repository)
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(directory, ["--model-repository", repository]) as running:
+        yield Stage(running, repository)
 
 
 def series(server: RunningServer, name: str, *labels: str) -> dict[tuple[str, ...], float]:

@@ -13,7 +13,7 @@ from support.h2client import INFER
 from support.models import add_identity, add_onnx_identity, write_config
 from support.processes import forget_peak, peak_bytes, resident_bytes
 from support.served import add_python, parameter
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 THREAD_LIMIT = 1 << 20
 TRIES = 3
@@ -36,9 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_onnx_identity(models, "isolated", "BYTES", [1, "N"])
     write_config(models / "isolated", parameter("ISOLATION", "process"))
     add_python(models, "half", HALF, datatype="BYTES", max_batch_size=8)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models]) as running:
+        yield running
     assert "Traceback" not in running.log
 
 

@@ -11,7 +11,7 @@ from support.background import in_background
 from support.calls import index, load, metric, unload
 from support.models import write_config
 from support.served import ECHO, Stage, add_python, infer, workers
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "pages" / "metrics.md").read_text()
 
@@ -43,12 +43,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     write_config(repository / "broken", 'name: "broken" backend: "python" max_batch_size: many')
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--exit-on-error=false"]
     names = ("plain", "session", "stream", "pipeline", "broken")
-    running = start_server(directory, [*arguments, *(f"--load-model={name}" for name in names)], ready=False)
-    wait_until(lambda: all(states(running, name) for name in names), "every model", running)
-    wait_until(lambda: "LOADING" not in [states(running, name).get("1") for name in names], "the loads", running)
-    yield Stage(running, repository)
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(directory, [*arguments, *(f"--load-model={name}" for name in names)], ready=False) as running:
+        wait_until(lambda: all(states(running, name) for name in names), "every model", running)
+        wait_until(lambda: "LOADING" not in [states(running, name).get("1") for name in names], "the loads", running)
+        yield Stage(running, repository)
 
 
 def states(server: RunningServer, model: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from support.onnx_models import add_sub as onnx_add_sub
 from support.openvino_models import add_sub, bare, identity, perceptron, write
 from support.probe import built, provided
 from support.processes import holding_no_more
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", "{out}/extension.so", "extension.c"]
 THREADS = {"thread": "", "process": 'parameters { key: "ISOLATION" value { string_value: "process" } }'}
@@ -84,10 +84,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, extension: Path) -> Pat
 def server(repository: Path, marker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=thread"]
     environment = {"EXTENSION_MARKER": str(marker)}
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, environment=environment)
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), arguments, environment=environment) as running:
+        yield running
 
 
 def infer(client, module, model: str, values: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from support.calling import CALLS
 from support.ensemble_models import Tensors, add_ensemble, chain
 from support.served import Stage, add_python, body, parameter
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 MADE = """
 def made(request):
@@ -75,9 +75,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     ends = {"inputs": Tensors(dims="1"), "outputs": Tensors(["OUT"], "INT32", "2")}
     add_ensemble(models, "piped", chain("returned"), **ends)
     add_ensemble(models, "onward", chain("returned", "takes"), **ends)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models]) as running:
+        yield running
 
 
 def asked(server: RunningServer, model: str, number: int) -> object:

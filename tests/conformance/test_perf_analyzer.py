@@ -19,7 +19,7 @@ from support.models import add_identity, add_simple, add_simple_string
 from support.phases import only_one, phase, shown
 from support.probe import cache
 from support.served import add_python
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 PKI = Path(support.server.__file__).parent / "pki"
 SHORT = ("-p", "80", "-r", "10", "-s", "900")
@@ -144,11 +144,9 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def served(models: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags])
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags]) as running:
+        yield running
     assert "unexpected error" not in running.log
-    assert running.stop() == 0, running.log
 
 
 def measure(home: Path, address: str, mode: Mode, values: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from halimede.core.types import ApiCategory
 from halimede.core.wire.protocol import POOL, message_class
 from support.models import add_identity
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving, start_server
 
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 ReflectionRequest = message_class("grpc.reflection.v1.ServerReflectionRequest")
@@ -55,9 +55,8 @@ def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident")
     flags = [f"--grpc-restricted-protocol={each.value}:key-{each.value}=secret of {each.value}" for each in ApiCategory]
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags]) as running:
+        yield running
 
 
 def ask(channel: grpc.Channel, method: str, metadata: list[tuple[str, str]]) -> tuple[grpc.StatusCode, str]:

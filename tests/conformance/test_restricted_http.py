@@ -10,14 +10,14 @@ from tritonclient.utils import InferenceServerException
 
 from support.calls import ONES
 from support.models import add_identity
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident")
-    running = start_server(
+    with serving(
         tmp_path_factory.mktemp("log"),
         [
             *("--model-repository", models, "--model-control-mode=explicit", "--load-model=ident"),
@@ -25,10 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             "--http-restricted-api=inference:infer-key=open sesame",
             "--http-header-forward-pattern=x-.*|priority",
         ],
-    )
-    yield running
-    assert running.process.poll() is None, f"the server died\n{running.log}"
-    assert running.stop() == 0, running.log
+    ) as running:
+        yield running
 
 
 def test_clients_of_triton_send_the_secret(server: RunningServer) -> None:

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from support.background import in_background
 from support.calls import load
 from support.served import add_python, infer, notes_file
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 ELEMENTS = 9 << 20
 LARGE_MIB = ELEMENTS * 4 >> 20
@@ -47,9 +47,8 @@ def server(models: Path) -> Iterator[RunningServer]:
     add_python(models, "echo")
     add_python(models, "slow", methods=WAIT)
     arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=echo"]
-    running = start_server(models.parent, arguments, first=LARGE_STACKS)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(models.parent, arguments, first=LARGE_STACKS) as running:
+        yield running
 
 
 @contextmanager

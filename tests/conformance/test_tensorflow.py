@@ -17,7 +17,7 @@ from support.calls import index, unload
 from support.probe import provided
 from support.processes import holding_no_more
 from support.served import parameter, workers, zygotes
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 from support.tensorflow_models import LIBRARY, ONE, ROWS, add_model, built_models, expected
 
 MIXED = """
@@ -88,10 +88,9 @@ def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     loads = [f"--load-model={each.name}" for each in repository.iterdir()]
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", *loads]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False)
-    wait_until(lambda: "Started HTTPService" in running.log, "the end of all loads", running, LOAD_LIMIT_S)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), arguments, ready=False) as running:
+        wait_until(lambda: "Started HTTPService" in running.log, "the end of all loads", running, LOAD_LIMIT_S)
+        yield running
 
 
 def test_workers_share_the_memory_of_tensorflow(server: RunningServer) -> None:

@@ -14,7 +14,7 @@ from support.models import write_config
 from support.plans import BATCH, DOUBLE, DOUBLES, ENVIRONMENT, compute, computed, given, plan
 from support.processes import holding_no_more
 from support.served import parameter, workers
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 GPUS = [
     {"kind": "GPU", "index": 0, "uuid": "GPU-0", "compute_capability": "9.0"},
@@ -102,9 +102,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     devices.write_text(json.dumps(GPUS))
     environment = {**ENVIRONMENT, "HALIMEDE_DEVICE_LIST": str(devices), "PLAYED_GPUS": "2"}
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=bare"]
-    running = start_server(log, arguments, environment=environment)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(log, arguments, environment=environment) as running:
+        yield running
 
 
 def ask(server: RunningServer, model: str, array: np.ndarray, **options: object) -> np.ndarray:

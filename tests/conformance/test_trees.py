@@ -13,7 +13,7 @@ from support.lazily import Lazily
 from support.models import write_config
 from support.processes import holding_no_more
 from support.served import workers
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 from support.tree_models import config, read, rows, run, targets
 
 joblib = Lazily("joblib")
@@ -97,13 +97,12 @@ def server(tmp_path_factory, booster, estimator) -> Iterator[RunningServer]:
         """,
     )
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=fraud"]
-    running = start_server(
+    with serving(
         tmp_path_factory.mktemp("log"),
         [*arguments, "--load-model=bare", "--load-model=estimator", "--load-model=suicidal"],
         environment={"PYTHONPATH": str(modules)},
-    )
-    yield running
-    assert running.stop() == 0, running.log
+    ) as running:
+        yield running
 
 
 def infer(client_module, url, model, inputs, outputs):

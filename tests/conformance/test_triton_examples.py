@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.calls import metric
 from support.models import write_config
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 VALUES = [0, 11, 7, 5, 3, 2, 0, 1]
 SUMS = np.cumsum(VALUES).tolist()
@@ -150,9 +150,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             config = config.replace("true }", "true direct { max_queue_delay_microseconds: 10000000 } }", 1)
         folder(models, name, config)
         (models / name / "1" / "model.py").write_text(code)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
-    yield running
-    assert running.stop() == 0
+    with serving(tmp_path_factory.mktemp("log"), ["--model-repository", models]) as running:
+        yield running
 
 
 def folder(models: Path, name: str, config: str) -> None:

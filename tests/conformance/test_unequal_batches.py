@@ -16,7 +16,7 @@ from support.background import in_background
 from support.calls import load, metric
 from support.models import write_config
 from support.served import add_python, parameter
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 from support.unequal_models import PADDED, PROCESS, add_padded, add_ragged, add_sized, together
 
 WAYS = {"thread": "", "process": PROCESS}
@@ -68,12 +68,11 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     add_python(models, "python_ragged", COUNT_REQUESTS, extra=batching + own)
     config = models / "python_ragged" / "config.pbtxt"
     config.write_text(config.read_text().replace("dims: [ -1 ] }", "dims: [ -1 ] allow_ragged_batch: true }", 1))
-    running = start_server(
+    with serving(
         tmp_path_factory.mktemp("log"),
         ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"],
-    )
-    yield running
-    assert running.stop() == 0
+    ) as running:
+        yield running
 
 
 def infer(server: RunningServer, model: str, **inputs: np.ndarray) -> dict[str, list]:

@@ -9,7 +9,7 @@ import pytest
 from support.calls import load, unload
 from support.models import add_scaled
 from support.served import Stage, add_python, infer, is_loaded, notes_file, write_model
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, serving, wait_until
 
 TIMES = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', value(r) * np.full((1, 1), {}, np.float32))]) for r in requests]"
 NOTED = "def initialize(self, args): note('up')"
@@ -25,9 +25,8 @@ def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     repository = folder / "models"
     add_python(repository, "other", TIMES.format(7), methods=NOTED)
     arguments = ["--model-repository", repository, "--watch", "--model-control-mode=explicit", "--load-model=*"]
-    running = start_server(folder, arguments)
-    yield Stage(running, repository)
-    assert running.stop() == 0, running.log
+    with serving(folder, arguments) as running:
+        yield Stage(running, repository)
 
 
 @pytest.fixture

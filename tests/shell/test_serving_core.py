@@ -13,7 +13,8 @@ from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.requests import STOPPING
 from halimede.serving_core import ServingCore, make_core
 from halimede.settings import ModelControlMode, Settings
-from support.ensemble_server import in_a_loop, until
+from support.ensemble_server import until
+from support.loops import in_a_loop
 from support.models import add_scaled
 from support.served import add_python
 

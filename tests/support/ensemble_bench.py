@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -160,17 +160,3 @@ def of_e(error: InferenceError) -> InferenceError:
 
 def refused(text: str, key: int) -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, f"[request id: {key}] {text}")
-
-
-def run_on_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in a new event loop."""
-
-    @functools.wraps(scenario)
-    def run(**fixtures: object) -> None:
-        async def within_time() -> None:
-            async with asyncio.timeout(20):
-                await scenario(**fixtures)
-
-        asyncio.run(within_time())
-
-    return run

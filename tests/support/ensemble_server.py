@@ -1,11 +1,9 @@
 """A server without front ends, whose models and ensembles the test loads and unloads."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,20 +70,6 @@ class BareServer:
 
 def value_of(response: InferenceResponse) -> float | InferenceError:
     return response.error or float(response.outputs[0].array().flat[0])
-
-
-def in_a_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in a new event loop."""
-
-    @functools.wraps(scenario)
-    def run(**fixtures: object) -> None:
-        async def within_time() -> None:
-            async with asyncio.timeout(60):
-                await scenario(**fixtures)
-
-        asyncio.run(within_time())
-
-    return run
 
 
 async def until(condition: Callable[[], bool]) -> None:

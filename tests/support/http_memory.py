@@ -1,7 +1,7 @@
 """HTTP connections over a transport in memory, for tests that split the input anywhere; requests without a connection."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -156,14 +156,6 @@ class SentExchange(Exchange):
         if not self.status:
             self.status = status
             self.answer_body = b"".join(chunks)
-
-
-def on_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        asyncio.run(scenario())  # type: ignore[arg-type]
-
-    test.__name__ = scenario.__name__
-    return test
 
 
 def connect_to(first: Client) -> Client:

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.core.types.tensor import tensor_from_array
 from halimede.core.wire.http_request import DecodedInfer, decode_infer
+from support.refusals import error_of
 
 
 def view(
@@ -42,9 +42,7 @@ def with_tail(document: bytes, tail: bytes, view: ModelView = VIEW) -> DecodedIn
 
 
 def refusal(body: bytes, header_length: int | None = None, view: ModelView = VIEW) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode_infer(view, body, header_length)
-    return caught.value
+    return error_of(decode_infer, view, body, header_length)
 
 
 def invalid(text: str) -> InferenceError:

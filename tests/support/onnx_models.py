@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 
 from halimede.backends.api import ModelSource, RunContext
@@ -19,6 +18,7 @@ from halimede.core.config.model_config import (
 )
 from halimede.core.types import DataType, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
+from support.refusals import error_of
 
 FP32 = DataType.FP32
 BACKEND = OnnxRuntimeBackend()
@@ -107,9 +107,7 @@ def floats(*rows) -> np.ndarray:
 
 
 def refused(work) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    return caught.value
+    return error_of(work)
 
 
 def group(kind: InstanceKind, count: int, gpus: tuple[int, ...] = ()) -> tuple[ModelInstanceGroup, ...]:

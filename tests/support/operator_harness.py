@@ -1,8 +1,7 @@
 """A reconciler without its process: the test delivers the events of watches and reconciles one key at a time."""
 
-import asyncio
 import datetime
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from halimede_operator.queue import Outcome
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
 from support.kube_api import KubeApi, kube_api
+from support.loops import with_opened
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
@@ -114,12 +114,8 @@ async def open_harness(folder: Path, platform: Platform = PLATFORM) -> AsyncIter
             await client.close()
 
 
-def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path, platform: Platform = PLATFORM) -> None:
-    async def whole() -> None:
-        async with open_harness(folder, platform) as harness:
-            await scenario(harness)
-
-    asyncio.run(whole())
+with_harness = with_opened(open_harness)
+"""Decorates tests that are coroutines and whose first argument is a harness."""
 
 
 @asynccontextmanager

@@ -25,6 +25,14 @@ from support.operator_status import LOG
 
 NODE = node("a", ("1g.10gb", "2g.20gb", "3g.40gb"))
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1", s3_endpoint="https://store.example")
+STEPS = {
+    "inputs": [{"name": "image", "dataType": "FP32", "shape": [-1]}],
+    "outputs": [{"name": "label", "dataType": "INT64", "shape": [1], "from": "read.label"}],
+    "steps": [
+        {"name": "read", "modelRef": {"name": "digits"}, "inputs": {"x": "request.image"}, "outputs": {"y": "label"}}
+    ],
+}
+"""An ensemble with one step, which is the model `digits`."""
 SPEC: Object = {"model": {"uri": "s3://models/bert"}}
 NUMBER = "deployment.kubernetes.io/revision"
 LATE = "ProgressDeadlineExceeded"

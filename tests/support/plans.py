@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
@@ -26,6 +25,7 @@ from halimede.core.config.model_config import (
 from halimede.core.types import DataType, Device, DeviceKind, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
 from support.played_gpu import cudart, trt
+from support.refusals import error_of
 
 SUPPORT = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": f"{SUPPORT / 'played_site'}:{SUPPORT.parent}"}
@@ -136,9 +136,7 @@ def floats(*rows: Sequence[float]) -> NDArray[np.float32]:
 
 def refused(call: Callable[[], object]) -> InferenceError:
     """The error of the call."""
-    with pytest.raises(InferenceError) as caught:
-        call()
-    return caught.value
+    return error_of(call)
 
 
 def optimized(settings: ModelConfig, **fields: Any) -> ModelConfig:

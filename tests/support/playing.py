@@ -4,7 +4,7 @@ import asyncio
 import atexit
 import textwrap
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -114,10 +114,3 @@ async def playing(
         yield play, worker
     finally:
         await worker.stop()
-
-
-def run_on_loop(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(scenario(), 2 * LIMIT_S)
-
-    asyncio.run(main())

@@ -1,7 +1,7 @@
 """A pump with callers that record their answers, and fake worker processes that the test drives."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -235,22 +235,3 @@ class Bench:
             (key, "end" if each.is_empty else each.error.code if each.error is not None else "ok", each.final)
             for key, each in self.responses
         ]
-
-
-def run_on_loop(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's scenario on a new loop. An exception that only the loop sees fails the test too."""
-    failures: list[Exception] = []
-
-    def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        failures.append(context.get("exception") or RuntimeError(context["message"]))
-
-    async def within_time() -> None:
-        asyncio.get_running_loop().set_exception_handler(on_failure)
-        async with asyncio.timeout(20):
-            await scenario()
-
-    try:
-        asyncio.run(within_time())
-    finally:
-        if failures:
-            raise failures[0]

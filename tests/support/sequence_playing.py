@@ -3,7 +3,7 @@
 import asyncio
 import textwrap
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,3 @@ def python_model(folder: Path, methods: str, before: str = "") -> Path:
     code = textwrap.indent(textwrap.dedent(methods), " " * 4)
     file.write_text(f"{HEAD}{before}class TritonPythonModel:\n{code}")
     return file
-
-
-def run_on_loop(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(scenario(), 2 * LIMIT_S)
-
-    asyncio.run(main())

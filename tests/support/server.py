@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from support.forked import Process, start_python
 
@@ -165,6 +166,15 @@ def start_server(
     with log_path.open("wb") as log:
         process = start_python(*program, stdout=log, stderr=log, environment={**os.environ, **(environment or {})})
     return _wait_started(RunningServer(process, log_path), ready=ready)
+
+
+@contextmanager
+def serving(log_directory: Path, arguments: Sequence[str | Path], **options: Any) -> Iterator[RunningServer]:
+    """`start_server` for several tests, after which the server must still run and then stop with status 0."""
+    running = start_server(log_directory, arguments, **options)
+    yield running
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert running.stop() == 0, running.log
 
 
 def halimede(first: str = "") -> list[str]:

@@ -1,8 +1,9 @@
 """Connections to the real code of workers that share segments."""
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from support.channel import (
     one_of_several,
     tensor,
 )
+from support.loops import in_a_loop
 
 MIB = 1 << 20
 SIZE = 2 * MIB
@@ -153,9 +155,12 @@ async def warm_up(owner: Worker, reader: Reader, reader_worker: Worker, at_once:
     raise AssertionError("nothing was shared")
 
 
-def play(scenario: Callable[[], Any]) -> None:
-    async def main() -> None:
-        async with leaving_nothing():
-            await scenario()
+def play(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, and that leaves nothing."""
 
-    asyncio.run(main())
+    @functools.wraps(scenario)
+    async def run(**fixtures: object) -> None:
+        async with leaving_nothing():
+            await scenario(**fixtures)
+
+    return in_a_loop(run)

@@ -8,14 +8,14 @@ from halimede.core.inventory import (
     profile_in_name,
     profile_of_sizes,
 )
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+from halimede.core.types import Device, DeviceKind, ErrorCode
+from support.refusals import error_of
 
 
 def problem_of(text: str | bytes) -> str:
-    with pytest.raises(InferenceError) as raised:
-        parse_device_list(text)
-    assert raised.value.code is ErrorCode.INVALID_ARG
-    return raised.value.message
+    error = error_of(parse_device_list, text)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 def test_a_device_list_becomes_an_inventory():

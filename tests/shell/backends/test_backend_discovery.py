@@ -13,6 +13,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.settings import Settings
 from support.forked import run_python
+from support.refusals import error_of
 
 
 def install(directory: Path, name: str, source: str, entry_point: str) -> None:
@@ -43,9 +44,7 @@ def test_all_callers_get_the_same_backend():
 
 
 def test_an_unknown_backend_is_named_with_the_installed_ones():
-    with pytest.raises(InferenceError) as caught:
-        find_backend("caffe")
-    assert caught.value == InferenceError(
+    assert error_of(find_backend, "caffe") == InferenceError(
         ErrorCode.INVALID_ARG,
         "unable to find backend library for backend 'caffe'; the backends that are installed: "
         + ", ".join(backend_names()),
@@ -117,9 +116,7 @@ def test_installed_backend_takes_precedence_over_a_program(tmp_path):
 def test_a_native_backend_is_refused_by_its_library(tmp_path):
     add_program(tmp_path, "repeat")
     (tmp_path / "repeat" / "libtriton_repeat.so").touch()
-    with pytest.raises(InferenceError) as caught:
-        find_backend("repeat", tmp_path)
-    assert caught.value == InferenceError(
+    assert error_of(find_backend, "repeat", tmp_path) == InferenceError(
         ErrorCode.UNSUPPORTED,
         "backend 'repeat' is a native library (libtriton_repeat.so), which cannot be run here; the backends that are "
         "installed: " + ", ".join(backend_names()),
@@ -132,9 +129,9 @@ def test_backend_name_cannot_escape_the_backend_directory(tmp_path, name):
     add_program(tmp_path, "backends")
     (tmp_path / "backends" / "inside").mkdir()
     (tmp_path / "backends" / "empty").mkdir()
-    with pytest.raises(InferenceError) as caught:
-        find_backend(name, tmp_path / "backends")
-    assert caught.value.message.startswith(f"unable to find backend library for backend '{name}'; the backends that")
+    assert error_of(find_backend, name, tmp_path / "backends").message.startswith(
+        f"unable to find backend library for backend '{name}'; the backends that"
+    )
 
 
 def test_the_backend_directory_is_tritons_by_default():

@@ -6,6 +6,7 @@ import pytest
 from halimede.core.inventory import Inventory
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 from halimede.runtime.devices import nvml_devices, read_inventory
+from support.refusals import error_of
 
 GPU, MIG = DeviceKind.GPU, DeviceKind.MIG
 
@@ -127,9 +128,7 @@ def test_list_file_replaces_the_driver(tmp_path):
 
 def test_missing_list_file_is_named(tmp_path):
     file = tmp_path / "none.json"
-    with pytest.raises(InferenceError) as caught:
-        read_inventory(file)
-    assert caught.value == InferenceError(
+    assert error_of(read_inventory, file) == InferenceError(
         ErrorCode.INVALID_ARG, f"the device list '{file}' cannot be read: No such file or directory"
     )
 

@@ -8,6 +8,7 @@ from halimede.backends.api import ModelSource
 from halimede.backends.identity import IdentityBackend
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement, Tensor
+from support.refusals import error_of
 
 SOURCE = ModelSource("echo", 1, Path("/nowhere"), Path("/nowhere/1"))
 BYTES, FP32 = DataType.BYTES, DataType.FP32
@@ -126,6 +127,4 @@ def test_loading_takes_the_creation_delay():
     ],
 )
 def test_an_invalid_configuration_is_refused_at_load(broken, text):
-    with pytest.raises(InferenceError) as caught:
-        IdentityBackend().load(broken, SOURCE)
-    assert caught.value == InferenceError(ErrorCode.INVALID_ARG, text)
+    assert error_of(IdentityBackend().load, broken, SOURCE) == InferenceError(ErrorCode.INVALID_ARG, text)

@@ -18,6 +18,7 @@ import pytest
 from halimede.backends.python import environment
 from halimede.backends.python.environment import Environment, default_cache, resolve_environment
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 GOOD = "interpreter cpython 3 12\nnumpy 1.26.4"
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -78,9 +79,7 @@ def open_environments() -> Iterator[list[Environment]]:
 
 
 def refusal(text: str, model: Path, cache: Path) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        resolve_environment(text, model, cache)
-    return caught.value
+    return error_of(resolve_environment, text, model, cache)
 
 
 def answer(found: Environment, code: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from halimede.backends.state_files import MAX_STRINGS_BYTES, read_state_files
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode
+from support.refusals import error_of
 from support.sequences import config_of, plan_of
 
 STATE = """state {
@@ -23,10 +24,9 @@ def read(folder: Path, content: bytes | None, kind: str = "INT16", name: str = "
 
 
 def refused(folder: Path, content: bytes | None, kind: str = "INT16") -> str:
-    with pytest.raises(InferenceError) as caught:
-        read(folder, content, kind)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    return caught.value.message.replace(str(folder), "")
+    error = error_of(read, folder, content, kind)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message.replace(str(folder), "")
 
 
 def test_a_file_has_the_bytes_of_its_dims(tmp_path: Path) -> None:

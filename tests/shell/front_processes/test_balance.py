@@ -12,17 +12,15 @@ import pytest
 from halimede.front_processes.page import Page
 from support.front_ends import TWO, front_ends, open_connections, wait_for_front_ends
 from support.models import add_identity
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("models")
     add_identity(repository, "quick")
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
-    yield running
-    assert running.process.poll() is None, running.log
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository]) as running:
+        yield running
 
 
 def counts(server: RunningServer, port: int) -> list[int]:

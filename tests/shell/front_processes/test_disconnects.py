@@ -17,7 +17,7 @@ from support.h2client import STREAM_INFER, H2Client, grpc_message
 from support.models import add_identity
 from support.processes import holding_no_more
 from support.served import Stage, add_python, body
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 HELD = """
 for request in requests:
@@ -49,10 +49,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     add_python(repository, "held", HELD, max_batch_size=0)
     add_python(repository, "endless", ENDLESS, max_batch_size=0, decoupled=True)
     add_python(repository, "unread", ENDLESS, max_batch_size=0, decoupled=True)
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
-    yield Stage(running, repository)
-    assert running.process.poll() is None, running.log
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository]) as running:
+        yield Stage(running, repository)
 
 
 def idle(server: RunningServer, model: str) -> None:

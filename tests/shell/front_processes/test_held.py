@@ -10,7 +10,7 @@ from halimede.front_processes.page import Page
 from support.front_ends import TWO
 from support.held_requests import OUTCOMES, SIZES, end_grpc_call, end_grpc_messages, end_http_request
 from support.models import add_identity
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 
 def page_of(server: RunningServer) -> Page:
@@ -29,9 +29,8 @@ def page_of(server: RunningServer) -> Page:
 def server(tmp_path_factory: pytest.TempPathFactory):
     repository = tmp_path_factory.mktemp("models")
     add_identity(repository, "wide", dims="-1")
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository]) as running:
+        yield running
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -13,7 +13,7 @@ from support.background import in_background
 from support.calls import ONES_JSON
 from support.front_ends import TWO, Connection, connections_to_each, grpc_client, grpc_clients_of_each
 from support.models import add_identity
-from support.server import Answer, RunningServer, start_server, wait_until
+from support.server import Answer, RunningServer, serving, wait_until
 
 LIMIT_S = 1
 WIDTH = 3000
@@ -28,9 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(repository, "quick")
     add_identity(repository, "wide", dims=str(WIDTH), max_batch_size=0)
     arguments = [TWO, f"--hang-timeout-secs={LIMIT_S}", "--model-repository", repository]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments)
-    yield running
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), arguments) as running:
+        yield running
 
 
 @pytest.fixture

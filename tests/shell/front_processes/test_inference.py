@@ -16,7 +16,7 @@ from support.calls import ONES_JSON
 from support.front_ends import TWO, Connection, connections_to_each, front_ends, grpc_clients_of_each
 from support.models import add_identity, add_simple_string
 from support.served import add_python
-from support.server import RunningServer, start_server
+from support.server import RunningServer, serving
 
 KIB, MIB = 1 << 10, 1 << 20
 FILL = """
@@ -59,10 +59,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_python(repository, "fill", FILL, max_batch_size=0)
     add_python(repository, "repeat", REPEAT, max_batch_size=0, decoupled=True)
     add_python(repository, "sum", SUM, dims="1", extra=CONTROLS)
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
-    yield running
-    assert running.process.poll() is None, running.log
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository]) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +220,7 @@ def test_a_sequence_goes_on_over_connections_to_both(fronts: Any, clients: Any):
         assert answer.status == 200, answer.body
         return float(answer.json["outputs"][0]["data"][0])
 
-    first, second = fronts
+    first, *_, second = fronts
     assert post(first, 1, 5, sequence_start=True) == 1
     assert post(second, 100, 6, sequence_start=True) == 100
     for number in range(2, 6):

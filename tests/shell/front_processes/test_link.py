@@ -11,21 +11,20 @@ from halimede.facade.server import Server
 from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
 from support.ensemble_bench import PlayedServer
+from support.loops import in_a_loop
 
 
-def test_closing_the_link_closes_the_channel():
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        reasons: list[str] = []
-        link = FrontLink(ours, cast("Server", PlayedServer()), reasons.append, asyncio.get_running_loop())
-        link.close()
-        link.close()
-        theirs.settimeout(10)
-        assert theirs.recv(1) == b""
-        assert reasons == []
-        theirs.close()
-
-    asyncio.run(main())
+@in_a_loop
+async def test_closing_the_link_closes_the_channel():
+    ours, theirs = socket.socketpair()
+    reasons: list[str] = []
+    link = FrontLink(ours, cast("Server", PlayedServer()), reasons.append, asyncio.get_running_loop())
+    link.close()
+    link.close()
+    theirs.settimeout(10)
+    assert theirs.recv(1) == b""
+    assert reasons == []
+    theirs.close()
 
 
 @pytest.mark.parametrize("body", [b"\1\0\0\0\xff[]", b'\1\0\0\0\1["m"]'], ids=["question", "arguments"])

@@ -13,7 +13,7 @@ from support.calls import ONES_JSON, index, load, unload
 from support.front_ends import TWO, Connection, connections_to_each, grpc_clients_of_each
 from support.models import add_identity
 from support.served import add_python, notes_file, workers
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, serving, wait_until
 
 WAITS = """
 def initialize(self, args):
@@ -34,10 +34,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningServer]:
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=steady"]
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, *arguments])
-    yield running
-    assert running.process.poll() is None, running.log
-    assert running.stop() == 0, running.log
+    with serving(tmp_path_factory.mktemp("log"), [TWO, *arguments]) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.turns import CALLS_PER_TURN
-from support.http_memory import MAX_BODY, connect, on_loop, turns, two_parts
+from support.http_memory import MAX_BODY, connect, turns, two_parts
+from support.loops import in_a_loop
 
 REQUESTS = {
     "no body": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/a", b"")),
@@ -28,21 +29,19 @@ REQUESTS = {
 
 @pytest.mark.parametrize("first", REQUESTS)
 @pytest.mark.parametrize("second", REQUESTS)
-def test_two_requests_are_read_alike_at_every_cut(first: str, second: str) -> None:
-    async def scenario() -> None:
-        data = REQUESTS[first][0] + REQUESTS[second][0]
-        for parts in two_parts(data):
-            client = connect()
-            for part in parts:
-                client.send(part)
-                await turns(2)
-            assert client.seen == [REQUESTS[first][1], REQUESTS[second][1]], parts
-            assert client.answers == b"".join(
-                b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number for number in (1, 2)
-            )
-            assert (client.transport.closed, client.transport.reading, client.log) == ("", True, [])
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_two_requests_are_read_alike_at_every_cut(first: str, second: str) -> None:
+    data = REQUESTS[first][0] + REQUESTS[second][0]
+    for parts in two_parts(data):
+        client = connect()
+        for part in parts:
+            client.send(part)
+            await turns(2)
+        assert client.seen == [REQUESTS[first][1], REQUESTS[second][1]], parts
+        assert client.answers == b"".join(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number for number in (1, 2)
+        )
+        assert (client.transport.closed, client.transport.reading, client.log) == ("", True, [])
 
 
 FRAGMENTS = [
@@ -101,25 +100,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) -> None:
-    async def scenario() -> None:
-        follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-        for parts in two_parts(BAD[kind]):
-            client = connect()
-            for part in parts:
-                client.send(part)
-            client.send(follow_up)
-            await turns()
-            assert client.seen == []
-            assert client.answers.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
-            assert client.answers.count(b"HTTP/1.1") == 1
-            assert b"\r\nConnection: close\r\n" in client.answers
-            assert client.transport.eof
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) -> None:
+    follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    for parts in two_parts(BAD[kind]):
+        client = connect()
+        for part in parts:
+            client.send(part)
+        client.send(follow_up)
+        await turns()
+        assert client.seen == []
+        assert client.answers.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+        assert client.answers.count(b"HTTP/1.1") == 1
+        assert b"\r\nConnection: close\r\n" in client.answers
+        assert client.transport.eof
 
 
-@on_loop
+@in_a_loop
 async def test_a_large_body_is_received_directly_into_its_buffer() -> None:
     client = connect()
     body = bytes(range(256)) * 512
@@ -130,7 +127,7 @@ async def test_a_large_body_is_received_directly_into_its_buffer() -> None:
     assert client.seen == [(b"POST", b"/big", body), (b"GET", b"/next", b"")]
 
 
-@on_loop
+@in_a_loop
 async def test_a_body_one_byte_above_the_limit_is_refused() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
@@ -143,7 +140,7 @@ async def test_a_body_one_byte_above_the_limit_is_refused() -> None:
     )
 
 
-@on_loop
+@in_a_loop
 async def test_requests_of_a_connection_run_one_by_one_in_order() -> None:
     client = connect(answer=False)
     client.send(
@@ -162,7 +159,7 @@ async def test_requests_of_a_connection_run_one_by_one_in_order() -> None:
     assert bodies == [b"one", b"two", b"three"]
 
 
-@on_loop
+@in_a_loop
 async def test_the_connection_stops_reading_beyond_the_pipelining_bound() -> None:
     client = connect(answer=False)
     request = b"GET /1234567890 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -178,7 +175,7 @@ async def test_the_connection_stops_reading_beyond_the_pipelining_bound() -> Non
     assert client.transport.reading
 
 
-@on_loop
+@in_a_loop
 async def test_the_connection_stops_reading_from_a_client_that_does_not_read() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -191,7 +188,7 @@ async def test_the_connection_stops_reading_from_a_client_that_does_not_read() -
     assert (len(client.seen), client.transport.reading) == (2, True)
 
 
-@on_loop
+@in_a_loop
 async def test_small_parts_are_joined_and_large_parts_are_written_uncopied() -> None:
     client = connect(handle=lambda exchange: exchange.respond(200, b"", (b"a", b"b" * 50_000, b"c", b"d")))
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -199,7 +196,7 @@ async def test_small_parts_are_joined_and_large_parts_are_written_uncopied() -> 
     assert client.transport.written == [head + b"a", b"b" * 50_000, b"cd"]
 
 
-@on_loop
+@in_a_loop
 async def test_only_the_first_answer_counts() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -212,7 +209,7 @@ async def test_only_the_first_answer_counts() -> None:
     assert len(client.transport.written) == 1
 
 
-@on_loop
+@in_a_loop
 async def test_a_disconnect_is_reported_once() -> None:
     client = connect(answer=False)
     gone: list[str] = []
@@ -224,7 +221,7 @@ async def test_a_disconnect_is_reported_once() -> None:
     assert (gone, client.transport.written) == (["gone"], [])
 
 
-@on_loop
+@in_a_loop
 async def test_an_internal_fault_is_a_500_without_its_details() -> None:
     def fail(exchange: Exchange) -> None:
         raise RuntimeError("secret")
@@ -239,7 +236,7 @@ async def test_an_internal_fault_is_a_500_without_its_details() -> None:
     assert "RuntimeError: secret" in client.log[0]
 
 
-@on_loop
+@in_a_loop
 async def test_a_client_that_expects_100_continue_gets_it() -> None:
     expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
     client = connect()
@@ -266,7 +263,7 @@ async def test_a_client_that_expects_100_continue_gets_it() -> None:
     assert other.answers.startswith(b"HTTP/1.1 417 ")
 
 
-@on_loop
+@in_a_loop
 async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
     client = connect(answer=False)
     client.send(
@@ -279,7 +276,7 @@ async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
     assert client.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
 
 
-@on_loop
+@in_a_loop
 async def test_the_connection_closes_or_stays_open_as_the_client_asks() -> None:
     async def ask(head: bytes) -> tuple[bytes, str]:
         client = connect()
@@ -300,7 +297,7 @@ async def test_the_connection_closes_or_stays_open_as_the_client_asks() -> None:
     assert await ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n") == (length + b"\r\n", "")
 
 
-@on_loop
+@in_a_loop
 async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
     client = connect(limits=Limits(linger_bytes=1000))
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
@@ -315,7 +312,7 @@ async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
     assert waiting.transport.closed == "abort"
 
 
-@on_loop
+@in_a_loop
 async def test_a_drain_closes_idle_connections_at_once_and_others_after_answers() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -331,7 +328,7 @@ async def test_a_drain_closes_idle_connections_at_once_and_others_after_answers(
     assert idle.transport.closed == "close"
 
 
-@on_loop
+@in_a_loop
 async def test_a_body_of_many_chunks_yields_to_other_connections() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -345,7 +342,7 @@ async def test_a_body_of_many_chunks_yields_to_other_connections() -> None:
     assert client.seen == [(b"POST", b"/", b"x" * 511)]
 
 
-@on_loop
+@in_a_loop
 async def test_chunks_that_come_when_the_turn_is_used_up_are_read_in_the_next_one() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -358,7 +355,7 @@ async def test_chunks_that_come_when_the_turn_is_used_up_are_read_in_the_next_on
     assert (client.listener.shared.wire.held_bytes, client.transport.reading) == (0, True)
 
 
-@on_loop
+@in_a_loop
 async def test_reading_resumes_after_a_pipelined_body_of_many_chunks() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -371,7 +368,7 @@ async def test_reading_resumes_after_a_pipelined_body_of_many_chunks() -> None:
     assert client.transport.reading
 
 
-@on_loop
+@in_a_loop
 async def test_an_internal_fault_aborts_an_answer_that_is_sent_in_parts() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

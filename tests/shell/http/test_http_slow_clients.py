@@ -6,10 +6,11 @@ import pytest
 
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.port import PortLimits
-from support.http_memory import connect, connect_to, on_loop, turns
+from support.http_memory import connect, connect_to, turns
+from support.loops import in_a_loop
 
 
-@on_loop
+@in_a_loop
 async def test_a_head_must_arrive_within_ten_seconds() -> None:
     client = connect()
     client.connection.sweep(0.0)
@@ -23,7 +24,7 @@ async def test_a_head_must_arrive_within_ten_seconds() -> None:
     assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
-@on_loop
+@in_a_loop
 async def test_each_head_has_its_own_ten_seconds() -> None:
     client = connect()
     head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -37,25 +38,23 @@ async def test_each_head_has_its_own_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
-def test_a_body_without_progress_gets_408(framing: bytes) -> None:
-    async def scenario() -> None:
-        client = connect()
-        client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
-        client.connection.sweep(0.0)
-        for second in (10.0, 20.0, 30.0):
-            client.send(b"x" * 1024)
-            client.connection.sweep(second)
-        assert client.answers == b""
-        client.send(b"x" * 1023)
-        client.connection.sweep(39.9)
-        assert client.answers == b""
-        client.connection.sweep(40.0)
-        assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_body_without_progress_gets_408(framing: bytes) -> None:
+    client = connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
+    client.connection.sweep(0.0)
+    for second in (10.0, 20.0, 30.0):
+        client.send(b"x" * 1024)
+        client.connection.sweep(second)
+    assert client.answers == b""
+    client.send(b"x" * 1023)
+    client.connection.sweep(39.9)
+    assert client.answers == b""
+    client.connection.sweep(40.0)
+    assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
-@on_loop
+@in_a_loop
 async def test_a_request_in_execution_has_no_time_limit() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
@@ -64,7 +63,7 @@ async def test_a_request_in_execution_has_no_time_limit() -> None:
     assert (client.answers, client.transport.closed) == (b"", "")
 
 
-@on_loop
+@in_a_loop
 async def test_the_connection_of_an_unread_answer_is_aborted_after_a_minute() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -80,7 +79,7 @@ async def test_the_connection_of_an_unread_answer_is_aborted_after_a_minute() ->
     assert client.transport.closed == "abort"
 
 
-@on_loop
+@in_a_loop
 async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     first = connect(answer=False, limits=Limits(max_held_bytes=1500))
     second = connect_to(first)
@@ -103,7 +102,7 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     assert first.log == []
 
 
-@on_loop
+@in_a_loop
 async def test_a_body_must_arrive_faster_when_much_memory_is_held() -> None:
     limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
     dribbling = connect(answer=False, limits=limits)
@@ -123,14 +122,14 @@ async def test_a_body_must_arrive_faster_when_much_memory_is_held() -> None:
     assert other.answers == b""
 
 
-@on_loop
+@in_a_loop
 async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed() -> None:
     # The port has a set of connections, whose order is one of chance: one that takes the first fails in some repetition.
     kept = [the_longest_stalled_is_closed(is_first=repetition % 2 == 0) for repetition in range(10)]
     assert len(kept) == 10
 
 
-@on_loop
+@in_a_loop
 async def test_clients_that_read_are_closed_above_twice_the_bound_only() -> None:
     now = asyncio.get_running_loop().time()
     first = connect(
@@ -182,7 +181,7 @@ def the_longest_stalled_is_closed(*, is_first: bool) -> object:
     return first
 
 
-@on_loop
+@in_a_loop
 async def test_small_unread_answers_count_as_unsent_bytes() -> None:
     client = connect(limits=Limits(write_buffer_bytes=1 << 20), port_limits=PortLimits(max_unsent_bytes=100))
     client.transport.is_fast = False
@@ -194,7 +193,7 @@ async def test_small_unread_answers_count_as_unsent_bytes() -> None:
     assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
 
 
-@on_loop
+@in_a_loop
 async def test_a_connection_with_a_request_since_the_last_sweep_is_not_idle() -> None:
     client = connect()
     for now in (0.0, 100.0):
@@ -208,7 +207,7 @@ async def test_a_connection_with_a_request_since_the_last_sweep_is_not_idle() ->
     assert client.transport.closed == "close"
 
 
-@on_loop
+@in_a_loop
 async def test_incomplete_heads_and_pipelined_requests_count_as_held() -> None:
     first = connect(answer=False, limits=Limits(max_held_bytes=1000, pipelined_bytes=256))
     second, third = connect_to(first), connect_to(first)
@@ -229,7 +228,7 @@ async def test_incomplete_heads_and_pipelined_requests_count_as_held() -> None:
     assert first.answers.count(b"HTTP/1.1 200 ") == 11
 
 
-@on_loop
+@in_a_loop
 async def test_during_a_request_little_is_received_of_further_ones() -> None:
     """It cannot be refused, and a request may take long."""
     client = connect(answer=False, limits=Limits(pipelined_bytes=256))

@@ -9,6 +9,7 @@ from halimede.core.wire.steps import Steps
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
 from halimede.frontends.steps import PERMITS, SMALL_BYTES, StepQueue
+from support.loops import in_a_loop
 
 
 class OneExchange:
@@ -68,61 +69,53 @@ class Recorder:
         return seen
 
 
-def test_each_loop_turn_does_one_step_of_one_request() -> None:
-    async def scenario() -> None:
-        recorder = Recorder()
-        recorder.run("a", 3)
-        recorder.run("b", 1)
-        assert await recorder.turns(1) == ["a0"]
-        assert await recorder.turns(1) == ["b0"]
-        assert await recorder.turns(1) == ["a1"]
-        assert await recorder.turns(1) == ["b ends", "result b"]
-        assert await recorder.turns(10) == ["a2", "a ends", "result a"]
-        recorder.run("c", 0)
-        assert await recorder.turns(1) == ["c ends", "result c"]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_each_loop_turn_does_one_step_of_one_request() -> None:
+    recorder = Recorder()
+    recorder.run("a", 3)
+    recorder.run("b", 1)
+    assert await recorder.turns(1) == ["a0"]
+    assert await recorder.turns(1) == ["b0"]
+    assert await recorder.turns(1) == ["a1"]
+    assert await recorder.turns(1) == ["b ends", "result b"]
+    assert await recorder.turns(10) == ["a2", "a ends", "result a"]
+    recorder.run("c", 0)
+    assert await recorder.turns(1) == ["c ends", "result c"]
 
 
-def test_errors_end_one_request_and_not_the_others() -> None:
-    async def scenario() -> None:
-        recorder = Recorder()
-        recorder.run("a", 0, InferenceError(ErrorCode.INVALID_ARG, "bad"))
-        recorder.run("b", 0, RuntimeError("bug"))
-        recorder.run("c", 1)
-        assert await recorder.turns(10) == [
-            "a ends",
-            "error bad",
-            "b ends",
-            "crash bug",
-            "c0",
-            "c ends",
-            "result c",
-        ]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_errors_end_one_request_and_not_the_others() -> None:
+    recorder = Recorder()
+    recorder.run("a", 0, InferenceError(ErrorCode.INVALID_ARG, "bad"))
+    recorder.run("b", 0, RuntimeError("bug"))
+    recorder.run("c", 1)
+    assert await recorder.turns(10) == [
+        "a ends",
+        "error bad",
+        "b ends",
+        "crash bug",
+        "c0",
+        "c ends",
+        "result c",
+    ]
 
 
-def test_the_steps_of_a_disconnected_client_end_early() -> None:
-    async def scenario() -> None:
-        recorder = Recorder()
-        client = OneExchange()
-        recorder.run("a", 5, exchange=client.exchange)
-        assert await recorder.turns(1) == ["a0"]
-        client.exchange = None
-        assert await recorder.turns(10) == ["a ends"]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_the_steps_of_a_disconnected_client_end_early() -> None:
+    recorder = Recorder()
+    client = OneExchange()
+    recorder.run("a", 5, exchange=client.exchange)
+    assert await recorder.turns(1) == ["a0"]
+    client.exchange = None
+    assert await recorder.turns(10) == ["a ends"]
 
 
-def test_a_result_may_start_more_steps() -> None:
-    async def scenario() -> None:
-        recorder = Recorder()
-        exchange = open_exchange()
-        recorder.queue.run(exchange, recorder.steps("a", 0), lambda _: recorder.run("b", 1), lambda _: None)
-        assert await recorder.turns(10) == ["a ends", "b0", "b ends", "result b"]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_result_may_start_more_steps() -> None:
+    recorder = Recorder()
+    exchange = open_exchange()
+    recorder.queue.run(exchange, recorder.steps("a", 0), lambda _: recorder.run("b", 1), lambda _: None)
+    assert await recorder.turns(10) == ["a ends", "b0", "b ends", "result b"]
 
 
 class Body:
@@ -160,42 +153,36 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
     return [body.outcome for body in bodies]
 
 
-def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
-    async def scenario() -> None:
-        queue = StepQueue()
-        large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PERMITS + 2)]
-        small = Body(queue, SMALL_BYTES)
-        assert await turns_of(large, 7 * len(large)) == ["whole"] * PERMITS + [""] * 2
-        # Waiting bodies are one step above the limit of small ones.
-        assert [body.held for body in large[PERMITS:]] != [0, 0]
-        assert small.outcome == "whole"
-        assert await turns_of(large, 20) == ["whole"] * (PERMITS + 2)
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
+    queue = StepQueue()
+    large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PERMITS + 2)]
+    small = Body(queue, SMALL_BYTES)
+    assert await turns_of(large, 7 * len(large)) == ["whole"] * PERMITS + [""] * 2
+    # Waiting bodies are one step above the limit of small ones.
+    assert [body.held for body in large[PERMITS:]] != [0, 0]
+    assert small.outcome == "whole"
+    assert await turns_of(large, 20) == ["whole"] * (PERMITS + 2)
 
 
-def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
-    async def scenario() -> None:
-        queue = StepQueue()
-        large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PERMITS + 2)]
-        await turns_of(large, 2 * len(large))
-        large[PERMITS].leave()
-        large[0].leave()
-        assert large[PERMITS].is_closed
-        outcomes = await turns_of(large, 60 * len(large))
-        assert outcomes == ["", *["whole"] * (PERMITS - 1), "", "whole"]
-        assert large[0].is_closed
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
+    queue = StepQueue()
+    large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PERMITS + 2)]
+    await turns_of(large, 2 * len(large))
+    large[PERMITS].leave()
+    large[0].leave()
+    assert large[PERMITS].is_closed
+    outcomes = await turns_of(large, 60 * len(large))
+    assert outcomes == ["", *["whole"] * (PERMITS - 1), "", "whole"]
+    assert large[0].is_closed
 
 
-def test_a_request_without_room_for_its_bytes_ends() -> None:
-    async def scenario() -> None:
-        queue = StepQueue()
-        body = Body(queue, 10, OneExchange.MOST_BYTES, 1)
-        assert await turns_of([body], 4) == ["no room"]
-        assert (body.is_closed, body.held) == (True, 10 + OneExchange.MOST_BYTES)
-        another = Body(queue, 1)
-        assert await turns_of([another], 4) == ["whole"]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_request_without_room_for_its_bytes_ends() -> None:
+    queue = StepQueue()
+    body = Body(queue, 10, OneExchange.MOST_BYTES, 1)
+    assert await turns_of([body], 4) == ["no room"]
+    assert (body.is_closed, body.held) == (True, 10 + OneExchange.MOST_BYTES)
+    another = Body(queue, 1)
+    assert await turns_of([another], 4) == ["whole"]

@@ -1,22 +1,12 @@
 """An answer in parts on one connection, over a transport in memory: framing, room, time limits, and ends of all kinds."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 
 from halimede.frontends.http.exchange import Stream
 from support.http_memory import Client, connect, turns
+from support.loops import in_a_loop
 
 OPENING = b"HTTP/1.1 200 OK\r\nA: b\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def on_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        asyncio.run(scenario())  # type: ignore[arg-type]
-
-    test.__name__ = scenario.__name__
-    return test
 
 
 def begin(client: Client, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> Stream:
@@ -24,7 +14,7 @@ def begin(client: Client, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     return client.exchanges[-1].stream(200, b"A: b\r\n")
 
 
-@on_loop
+@in_a_loop
 async def test_the_head_is_sent_with_the_first_part_and_each_part_as_a_chunk() -> None:
     client = connect(answer=False)
     stream = begin(client)
@@ -40,14 +30,14 @@ async def test_the_head_is_sent_with_the_first_part_and_each_part_as_a_chunk() -
     assert client.seen[-1][1] == b"/next"
 
 
-@on_loop
+@in_a_loop
 async def test_a_stream_without_parts_is_an_empty_answer() -> None:
     client = connect(answer=False)
     begin(client).send((), is_last=True)
     assert client.answers == OPENING + b"0\r\n\r\n"
 
 
-@on_loop
+@in_a_loop
 async def test_an_empty_part_does_not_end_the_chunks() -> None:
     client = connect(answer=False)
     stream = begin(client)
@@ -57,7 +47,7 @@ async def test_an_empty_part_does_not_end_the_chunks() -> None:
     assert client.answers == OPENING + b"1\r\nx\r\n0\r\n\r\n"
 
 
-@on_loop
+@in_a_loop
 async def test_parts_after_the_end_are_not_sent() -> None:
     client = connect(answer=False)
     stream = begin(client)
@@ -71,18 +61,16 @@ async def test_parts_after_the_end_are_not_sent() -> None:
 
 
 @pytest.mark.parametrize("field", [b"Connection: close\r\n", b""])
-def test_the_connection_closes_after_a_stream_if_needed(field: bytes) -> None:
-    async def scenario() -> None:
-        client = connect(answer=False)
-        client.listener.shared.is_leaving = not field
-        begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + field + b"\r\n").send((b"x",), is_last=True)
-        assert b"\r\nConnection: close\r\n" in client.answers
-        assert client.transport.closed == "close"
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_the_connection_closes_after_a_stream_if_needed(field: bytes) -> None:
+    client = connect(answer=False)
+    client.listener.shared.is_leaving = not field
+    begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + field + b"\r\n").send((b"x",), is_last=True)
+    assert b"\r\nConnection: close\r\n" in client.answers
+    assert client.transport.closed == "close"
 
 
-@on_loop
+@in_a_loop
 async def test_after_a_drain_begins_a_stream_ends_and_the_next_answer_closes() -> None:
     """The answer announced an open connection, so that the client may already have sent a request."""
     client = connect(answer=False)
@@ -97,7 +85,7 @@ async def test_after_a_drain_begins_a_stream_ends_and_the_next_answer_closes() -
     assert client.transport.closed == "close"
 
 
-@on_loop
+@in_a_loop
 async def test_a_drain_during_a_stream_closes_the_connection_at_its_end() -> None:
     client = connect(answer=False)
     stream = begin(client)
@@ -109,7 +97,7 @@ async def test_a_drain_during_a_stream_closes_the_connection_at_its_end() -> Non
     assert client.transport.closed == "close"
 
 
-@on_loop
+@in_a_loop
 async def test_room_for_parts_depends_on_what_the_client_reads() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -131,7 +119,7 @@ async def test_room_for_parts_depends_on_what_the_client_reads() -> None:
     assert client.listener.shared.unsent_bytes == 0
 
 
-@on_loop
+@in_a_loop
 async def test_an_internal_fault_in_the_room_callback_aborts_the_answer() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -143,7 +131,7 @@ async def test_an_internal_fault_in_the_room_callback_aborts_the_answer() -> Non
     assert "ZeroDivisionError" in client.log[0]
 
 
-@on_loop
+@in_a_loop
 async def test_a_client_that_reads_nothing_is_disconnected_despite_new_parts() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -158,7 +146,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_despite_new_parts() -
     assert gone == [True]
 
 
-@on_loop
+@in_a_loop
 async def test_a_client_that_reads_slowly_stays_connected() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
@@ -170,7 +158,7 @@ async def test_a_client_that_reads_slowly_stays_connected() -> None:
     assert client.transport.closed == ""
 
 
-@on_loop
+@in_a_loop
 async def test_requests_pipelined_behind_a_stream_wait() -> None:
     client = connect(answer=False)
     stream = begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /next HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -182,7 +170,7 @@ async def test_requests_pipelined_behind_a_stream_wait() -> None:
     assert client.seen[-1][1] == b"/next"
 
 
-@on_loop
+@in_a_loop
 async def test_a_body_is_held_until_the_answer_has_ended() -> None:
     client = connect(answer=False)
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.core.spec.types import Key
 from halimede_operator.queue import Done
-from support.operator_harness import CHILDREN, DIGITS, Harness, run, second_operator
+from support.operator_harness import CHILDREN, DIGITS, Harness, second_operator, with_harness
 
 Object = dict[str, Any]
 
@@ -188,7 +188,7 @@ def test_the_end_state_depends_only_on_the_last_spec(
             await world.settle()
             assert harness.api.writes() == written
 
-    run(scenario, tmp_path_factory.mktemp("history"))
+    with_harness(scenario)(tmp_path_factory.mktemp("history"))
 
 
 NOW = dict.fromkeys(BY_PLURAL, 100)
@@ -220,4 +220,4 @@ def test_old_lists_after_a_restart_delete_and_scale_nothing(
             assert await other.reconcile(DIGITS) == Done()
         assert {where: value.get("spec") for where, value in world.children().items()} == whole
 
-    run(scenario, tmp_path_factory.mktemp("stale"))
+    with_harness(scenario)(tmp_path_factory.mktemp("stale"))

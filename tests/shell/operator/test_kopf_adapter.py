@@ -22,6 +22,7 @@ from halimede_operator.core.spec.parse import parse
 from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from support.kube_api import Fault, KubeApi, deep
+from support.loops import in_a_loop
 from support.operator_watches import Scenario, Watched, a_few, run, running
 
 MODELS = "/apis/halimede.dev/v1alpha1/inferencemodels"
@@ -29,7 +30,8 @@ WATCH = rf"GET {MODELS}\?.*watch=true"
 LIST = rf"GET {MODELS}\?(?!.*watch=true)"
 
 
-def test_watches_that_end_before_kopf_has_a_thread_drop_no_coroutine():
+@in_a_loop
+async def test_watches_that_end_before_kopf_has_a_thread_drop_no_coroutine():
     """All threads may be busy, for instance with the names of an API server whose name server is overloaded."""
 
     async def nothing(_resource: object = None) -> str:
@@ -38,21 +40,18 @@ def test_watches_that_end_before_kopf_has_a_thread_drop_no_coroutine():
     async def are_there() -> bool:
         return True
 
-    async def scenario() -> None:
-        free = threading.Event()
-        with ThreadPoolExecutor(1) as busy:
-            asyncio.get_running_loop().set_default_executor(busy)
-            busy.submit(free.wait)
-            feed = CacheFeed(Cache(), WatchHealth([], 0.0), lambda _key: None)
-            watches = asyncio.create_task(Watches(None, (), feed, are_there, nothing, kopf_settings()).run())
-            while not busy._work_queue.qsize():
-                await asyncio.sleep(0)
-            watches.cancel()
-            await asyncio.wait({watches})
-            free.set()
-        gc.collect()
-
-    asyncio.run(scenario())
+    free = threading.Event()
+    with ThreadPoolExecutor(1) as busy:
+        asyncio.get_running_loop().set_default_executor(busy)
+        busy.submit(free.wait)
+        feed = CacheFeed(Cache(), WatchHealth([], 0.0), lambda _key: None)
+        watches = asyncio.create_task(Watches(None, (), feed, are_there, nothing, kopf_settings()).run())
+        while not busy._work_queue.qsize():
+            await asyncio.sleep(0)
+        watches.cancel()
+        await asyncio.wait({watches})
+        free.set()
+    gc.collect()
 
 
 async def still_works(watched: Watched) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import datetime
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from halimede_operator.cluster.client import KubeClient
 from halimede_operator.core.process.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.lease import Leadership, LostError
 from support.kube_api import Fault, KubeApi, kube_api
+from support.loops import with_opened
 
 NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -71,98 +73,88 @@ class Hall:
             await client.close()
 
 
-def run(scenario: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
-    async def whole() -> None:
-        async with kube_api() as api, asyncio.timeout(40):
-            hall = Hall(api, folder)
-            try:
-                await scenario(hall)
-            finally:
-                await hall.close()
-
-    asyncio.run(whole())
+@asynccontextmanager
+async def open_hall(folder: Path) -> AsyncIterator[Hall]:
+    async with kube_api() as api, asyncio.timeout(40):
+        hall = Hall(api, folder)
+        try:
+            yield hall
+        finally:
+            await hall.close()
 
 
-def test_a_second_operator_takes_over_a_released_lease_at_once(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        first, second = await hall.contender("first"), await hall.contender("second")
-        await hall.attempt(first, second)
-        assert (first.may_act(), second.may_act(), second.has_read) == (True, False, True)
-        await first.release()
-        assert not first.may_act()
-        await hall.attempt(second)
-        await second.active()
-        lease = hall.lease()
-        assert (lease["holderIdentity"], lease["leaseDurationSeconds"], lease["leaseTransitions"]) == ("second", 15, 1)
-
-    run(scenario, tmp_path)
+with_hall = with_opened(open_hall)
 
 
-def test_a_waiting_operator_says_once_whom_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    async def scenario(hall: Hall) -> None:
-        first, second = await hall.contender("first"), await hall.contender("second")
-        await hall.attempt(first)
-        hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "leaseDurationSeconds": 2147483647})
-        with caplog.at_level(logging.INFO):
-            await hall.attempt(second, second, second)
-        assert caplog.messages == [
-            "lease halimede/operator: waiting, because first holds it; it is taken when it was not renewed for 60 s"
-        ]
+@with_hall
+async def test_a_second_operator_takes_over_a_released_lease_at_once(hall: Hall):
+    first, second = await hall.contender("first"), await hall.contender("second")
+    await hall.attempt(first, second)
+    assert (first.may_act(), second.may_act(), second.has_read) == (True, False, True)
+    await first.release()
+    assert not first.may_act()
+    await hall.attempt(second)
+    await second.active()
+    lease = hall.lease()
+    assert (lease["holderIdentity"], lease["leaseDurationSeconds"], lease["leaseTransitions"]) == ("second", 15, 1)
 
-    run(scenario, tmp_path)
+
+@with_hall
+async def test_a_waiting_operator_says_once_whom_it_waits_for(hall: Hall, caplog: pytest.LogCaptureFixture):
+    first, second = await hall.contender("first"), await hall.contender("second")
+    await hall.attempt(first)
+    hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "leaseDurationSeconds": 2147483647})
+    with caplog.at_level(logging.INFO):
+        await hall.attempt(second, second, second)
+    assert caplog.messages == [
+        "lease halimede/operator: waiting, because first holds it; it is taken when it was not renewed for 60 s"
+    ]
 
 
 @pytest.mark.parametrize("minutes", [(5, -5), (-5, 5), (0, 5), (5, 0)])
-def test_clocks_that_differ_by_minutes_do_no_harm(tmp_path: Path, minutes: tuple[float, float]):
+@with_hall
+async def test_clocks_that_differ_by_minutes_do_no_harm(hall: Hall, minutes: tuple[float, float]):
     """O-31."""
+    first = await hall.contender("first", clock_minutes=minutes[0])
+    second = await hall.contender("second", clock_minutes=minutes[1])
+    for _ in range(12):
+        hall.now += RENEW_DEADLINE_S - 1
+        await hall.attempt(first, second)
+        assert (first.may_act(), second.may_act()) == (True, False)
+    # The first one is gone; the second one waits as long as it has itself seen nothing of it.
+    last = hall.now
+    while not second.may_act() and hall.now < last + 1000:
+        hall.now += 1
+        await hall.attempt(second)
+    assert hall.now == last + LEASE_S
+    assert not first.may_act()
 
-    async def scenario(hall: Hall) -> None:
-        first = await hall.contender("first", clock_minutes=minutes[0])
-        second = await hall.contender("second", clock_minutes=minutes[1])
-        for _ in range(12):
-            hall.now += RENEW_DEADLINE_S - 1
-            await hall.attempt(first, second)
-            assert (first.may_act(), second.may_act()) == (True, False)
-        # The first one is gone; the second one waits as long as it has itself seen nothing of it.
-        last = hall.now
-        while not second.may_act() and hall.now < last + 1000:
-            hall.now += 1
-            await hall.attempt(second)
-        assert hall.now == last + LEASE_S
+
+@with_hall
+async def test_a_frozen_leader_that_lost_the_lease_ends_without_a_write(hall: Hall):
+    first = await hall.contender("first")
+    await hall.attempt(first)
+    hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "holderIdentity": "second"})
+    hall.now += 20
+    assert not first.may_act()
+    with pytest.raises(LostError, match="second"):
+        await hall.attempt(first)
+    assert hall.lease()["holderIdentity"] == "second"
+
+
+@with_hall
+async def test_a_leader_without_api_server_stops_acting_and_resumes_later(hall: Hall):
+    first = await hall.contender("first")
+    await hall.attempt(first)
+    away = Fault(".", status=503)
+    hall.api.faults.append(away)
+    for _ in range(5):
+        hall.now += RENEW_DEADLINE_S
+        await hall.attempt(first)
         assert not first.may_act()
-
-    run(scenario, tmp_path)
-
-
-def test_a_frozen_leader_that_lost_the_lease_ends_without_a_write(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        first = await hall.contender("first")
-        await hall.attempt(first)
-        hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "holderIdentity": "second"})
-        hall.now += 20
-        assert not first.may_act()
-        with pytest.raises(LostError, match="second"):
-            await hall.attempt(first)
-        assert hall.lease()["holderIdentity"] == "second"
-
-    run(scenario, tmp_path)
-
-
-def test_a_leader_without_api_server_stops_acting_and_resumes_later(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        first = await hall.contender("first")
-        await hall.attempt(first)
-        away = Fault(".", status=503)
-        hall.api.faults.append(away)
-        for _ in range(5):
-            hall.now += RENEW_DEADLINE_S
-            await hall.attempt(first)
-            assert not first.may_act()
-        hall.api.faults.remove(away)
-        await hall.attempt(first)
-        assert (first.may_act(), hall.regained, hall.lease()["leaseTransitions"]) == (True, 2, 0)
-
-    run(scenario, tmp_path)
+    hall.api.faults.remove(away)
+    await hall.attempt(first)
+    assert (first.may_act(), hall.regained, hall.lease()["leaseTransitions"]) == (True, 2, 0)
 
 
 class Silent:
@@ -183,44 +175,38 @@ def test_a_warning_about_the_lease_has_a_cause(caplog: pytest.LogCaptureFixture)
     assert [record.getMessage() for record in caplog.records] == ["lease halimede/operator: no answer in 0.01 s"]
 
 
-def test_the_lease_is_released_after_a_cancelled_renewal(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        first = await hall.contender("first")
-        await hall.attempt(first)
-        renewal = asyncio.create_task(first.attempt(lambda: None))
-        hall.api.faults.append(Fault("PUT .*/leases", lose=True, times=1, then=lambda: renewal.cancel() or None))
-        await asyncio.wait({renewal})
-        await hall.api.until(lambda: hall.api.counted("PUT .*/leases") == 1)
-        await first.release()
-        assert (renewal.cancelled(), hall.lease()["leaseDurationSeconds"]) == (True, 1)
-
-    run(scenario, tmp_path)
+@with_hall
+async def test_the_lease_is_released_after_a_cancelled_renewal(hall: Hall):
+    first = await hall.contender("first")
+    await hall.attempt(first)
+    renewal = asyncio.create_task(first.attempt(lambda: None))
+    hall.api.faults.append(Fault("PUT .*/leases", lose=True, times=1, then=lambda: renewal.cancel() or None))
+    await asyncio.wait({renewal})
+    await hall.api.until(lambda: hall.api.counted("PUT .*/leases") == 1)
+    await first.release()
+    assert (renewal.cancelled(), hall.lease()["leaseDurationSeconds"]) == (True, 1)
 
 
-def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        hall.api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
-        first = await hall.contender("first")
-        await hall.attempt(first, first)
-        assert not first.may_act()
-        await hall.attempt(first)
-        assert (first.may_act(), hall.lease()["holderIdentity"]) == (True, "first")
-
-    run(scenario, tmp_path)
+@with_hall
+async def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(hall: Hall):
+    hall.api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
+    first = await hall.contender("first")
+    await hall.attempt(first, first)
+    assert not first.may_act()
+    await hall.attempt(first)
+    assert (first.may_act(), hall.lease()["holderIdentity"]) == (True, "first")
 
 
-def test_run_acquires_and_renews_the_lease(tmp_path: Path):
-    async def scenario(hall: Hall) -> None:
-        clock = asyncio.get_running_loop().time
-        first, second = [await hall.contender(each, clock=clock, retry_s=0.3) for each in ("first", "second")]
-        leads = asyncio.create_task(first.run(lambda: None))
-        waits = asyncio.create_task(second.run(lambda: None))
-        await first.active()
-        await hall.api.until(lambda: second.has_read and hall.api.counted("PUT .*/leases") >= 1)
-        leads.cancel()
-        await asyncio.wait({leads})
-        await first.release()
-        await asyncio.wait_for(second.active(), 10)
-        waits.cancel()
-
-    run(scenario, tmp_path)
+@with_hall
+async def test_run_acquires_and_renews_the_lease(hall: Hall):
+    clock = asyncio.get_running_loop().time
+    first, second = [await hall.contender(each, clock=clock, retry_s=0.3) for each in ("first", "second")]
+    leads = asyncio.create_task(first.run(lambda: None))
+    waits = asyncio.create_task(second.run(lambda: None))
+    await first.active()
+    await hall.api.until(lambda: second.has_read and hall.api.counted("PUT .*/leases") >= 1)
+    leads.cancel()
+    await asyncio.wait({leads})
+    await first.release()
+    await asyncio.wait_for(second.active(), 10)
+    waits.cancel()

@@ -1,13 +1,12 @@
 """Objects with more pods than anybody wants: the operator reads a limited number of them."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from halimede_operator.cluster.cache import entry_of
 from halimede_operator.cluster.kinds import PODS
 from halimede_operator.core.snapshot import Object
-from support.operator_harness import DIGITS, PLATFORM, Harness, create_pod, run
+from support.operator_harness import DIGITS, PLATFORM, Harness, create_pod, with_harness
 
 MOST = 2 * PLATFORM.max_replicas
 
@@ -28,47 +27,40 @@ def types_of(model: dict[str, Any]) -> dict[str, Object]:
     return {condition["type"]: condition for condition in model["status"]["conditions"]}
 
 
-def test_the_status_says_that_it_is_not_about_all_pods(tmp_path: Path):
-    async def scenario(harness: Harness) -> None:
-        await with_pods(harness, MOST + 100, "Pending")
-        await harness.reconcile(DIGITS)
-        status = harness.digits()["status"]
-        assert status["replicas"] == MOST
-        unread = types_of(harness.digits())["PodsUnread"]
-        assert unread["reason"] == "TooManyPods"
-        assert f"more pods than the {MOST} that the operator reads" in unread["message"]
-
-    run(scenario, tmp_path)
+@with_harness
+async def test_the_status_says_that_it_is_not_about_all_pods(harness: Harness):
+    await with_pods(harness, MOST + 100, "Pending")
+    await harness.reconcile(DIGITS)
+    status = harness.digits()["status"]
+    assert status["replicas"] == MOST
+    unread = types_of(harness.digits())["PodsUnread"]
+    assert unread["reason"] == "TooManyPods"
+    assert f"more pods than the {MOST} that the operator reads" in unread["message"]
 
 
-def test_pods_that_have_ended_hide_no_others(tmp_path: Path):
+@with_harness
+async def test_pods_that_have_ended_hide_no_others(harness: Harness):
     """A pod that a kubelet refuses stays; Kubernetes deletes these only when there are 12,500."""
-
-    async def scenario(harness: Harness) -> None:
-        await with_pods(harness, MOST + 100, "Failed")
-        await harness.reconcile(DIGITS)
-        assert harness.digits()["status"]["replicas"] == 1
-        assert "PodsUnread" not in types_of(harness.digits())
-
-    run(scenario, tmp_path)
+    await with_pods(harness, MOST + 100, "Failed")
+    await harness.reconcile(DIGITS)
+    assert harness.digits()["status"]["replicas"] == 1
+    assert "PodsUnread" not in types_of(harness.digits())
 
 
-def test_a_reconcile_lets_others_go_in_between(tmp_path: Path):
-    async def scenario(harness: Harness) -> None:
-        await with_pods(harness, 10, "Pending")
-        await harness.reconcile(DIGITS)
-        turns = 0
+@with_harness
+async def test_a_reconcile_lets_others_go_in_between(harness: Harness):
+    await with_pods(harness, 10, "Pending")
+    await harness.reconcile(DIGITS)
+    turns = 0
 
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        other = asyncio.create_task(take_turns())
-        await harness.reconcile(DIGITS)
-        other.cancel()
-        # Nothing changed, so it waited for no answer.
-        assert turns == 2
-
-    run(scenario, tmp_path)
+    other = asyncio.create_task(take_turns())
+    await harness.reconcile(DIGITS)
+    other.cancel()
+    # Nothing changed, so it waited for no answer.
+    assert turns == 2

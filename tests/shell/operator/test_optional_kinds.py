@@ -1,6 +1,5 @@
 """Kinds that may be missing from the cluster: nothing waits for them, and they are watched as soon as they can be."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import pytest
 from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.core.status.events import LASTING_S
 from halimede_operator.queue import Done
-from support import operator_harness
 from support.kube_api import Fault, KubeApi, kube_api
-from support.operator_harness import DIGITS, SPEC, Harness
+from support.loops import in_a_loop
+from support.operator_harness import DIGITS, SPEC, Harness, with_harness
 from support.operator_processes import running
 from support.operator_watches import Watched, a_few, run
 
@@ -152,61 +151,54 @@ def test_a_kind_that_kopf_did_not_find_is_looked_for_again(tmp_path: Path):
     run(scenario, tmp_path, before=hidden_from_kopf, look_again_s=0.5)
 
 
-def test_the_process_starts_without_the_kind_and_logs_it_once(tmp_path: Path):
-    async def scenario() -> None:
-        async with kube_api() as api:
-            api.missing_groups = {GROUP}
-            async with running(api, tmp_path) as operator:
-                await operator.until_ready()
-                assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
-                assert await operator.metric('halimede_operator_watch_age_seconds{kind="ResourceClaimTemplate"}') == 0
-                # kopf starts again.
-                lists = api.counted(r"/inferencemodels\?.*limit=10")
-                api.faults.append(Fault(r"/inferencemodels\?.*watch=true", status=404, times=1))
-                api.cut()
-                await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=10") > lists)
-                assert await operator.end() == 0
-                lines = [json.loads(line)["message"] for line in operator.log.read_text().splitlines()]
-                assert [line for line in lines if "ResourceClaimTemplate" in line] == [
-                    "optional kinds that cannot be used: the cluster does not serve ResourceClaimTemplate of "
-                    "resource.k8s.io/v1"
-                ]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_the_process_starts_without_the_kind_and_logs_it_once(tmp_path: Path):
+    async with kube_api() as api:
+        api.missing_groups = {GROUP}
+        async with running(api, tmp_path) as operator:
+            await operator.until_ready()
+            assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
+            assert await operator.metric('halimede_operator_watch_age_seconds{kind="ResourceClaimTemplate"}') == 0
+            # kopf starts again.
+            lists = api.counted(r"/inferencemodels\?.*limit=10")
+            api.faults.append(Fault(r"/inferencemodels\?.*watch=true", status=404, times=1))
+            api.cut()
+            await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=10") > lists)
+            assert await operator.end() == 0
+            lines = [json.loads(line)["message"] for line in operator.log.read_text().splitlines()]
+            assert [line for line in lines if "ResourceClaimTemplate" in line] == [
+                "optional kinds that cannot be used: the cluster does not serve ResourceClaimTemplate of "
+                "resource.k8s.io/v1"
+            ]
 
 
-def test_an_object_that_wants_a_missing_kind_says_so(tmp_path: Path):
+@with_harness
+async def test_an_object_that_wants_a_missing_kind_says_so(harness: Harness):
     """All other children are applied. With the kind, the child is created and the object is accepted."""
+    api = harness.api
+    api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
+    harness.relist()
+    why = "the cluster does not serve NetworkPolicy of networking.k8s.io/v1"
+    assert harness.cache.set_unavailable({"NetworkPolicy": why}) == {DIGITS}
+    assert await harness.reconcile(DIGITS) == Done(again_in=LASTING_S)
+    assert set(harness.children()) >= {("deployments", "prod", "digits"), ("services", "prod", "digits")}
+    assert api.named("networkpolicies") == set()
+    accepted = harness.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "FeatureUnavailable")
+    assert accepted["message"] == f"NetworkPolicy prod/digits: {why}"
+    before = api.writes()
+    assert await harness.sync() == Done(again_in=LASTING_S)
+    assert api.writes() == before, "nothing is written again"
 
-    async def scenario(harness: Harness) -> None:
-        api = harness.api
-        api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
-        harness.relist()
-        why = "the cluster does not serve NetworkPolicy of networking.k8s.io/v1"
-        assert harness.cache.set_unavailable({"NetworkPolicy": why}) == {DIGITS}
-        assert await harness.reconcile(DIGITS) == Done(again_in=LASTING_S)
-        assert set(harness.children()) >= {("deployments", "prod", "digits"), ("services", "prod", "digits")}
-        assert api.named("networkpolicies") == set()
-        accepted = harness.condition("Accepted")
-        assert (accepted["status"], accepted["reason"]) == ("False", "FeatureUnavailable")
-        assert accepted["message"] == f"NetworkPolicy prod/digits: {why}"
-        before = api.writes()
-        assert await harness.sync() == Done(again_in=LASTING_S)
-        assert api.writes() == before, "nothing is written again"
-
-        assert harness.cache.set_unavailable({}) == {DIGITS}
-        assert await harness.sync() == Done()
-        assert api.named("networkpolicies") == {"digits"}
-        assert harness.condition("Accepted")["status"] == "True"
-
-    operator_harness.run(scenario, tmp_path)
+    assert harness.cache.set_unavailable({}) == {DIGITS}
+    assert await harness.sync() == Done()
+    assert api.named("networkpolicies") == {"digits"}
+    assert harness.condition("Accepted")["status"] == "True"
 
 
-def test_an_object_without_such_a_child_does_not_mind_a_missing_kind(tmp_path: Path):
-    async def scenario(harness: Harness) -> None:
-        harness.relist()
-        harness.cache.set_unavailable({"NetworkPolicy": "it is missing"})
-        assert await harness.reconcile(DIGITS) == Done()
-        assert harness.condition("Accepted")["status"] == "True"
-
-    operator_harness.run(scenario, tmp_path)
+@with_harness
+async def test_an_object_without_such_a_child_does_not_mind_a_missing_kind(harness: Harness):
+    harness.relist()
+    harness.cache.set_unavailable({"NetworkPolicy": "it is missing"})
+    assert await harness.reconcile(DIGITS) == Done()
+    assert harness.condition("Accepted")["status"] == "True"

@@ -14,7 +14,7 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.admission import CHECKING_THREADS, Admission
 from halimede.runtime.requests import CANCELLED, InFlight, RequestTable, VersionRequests
-from support.pumping import run_on_loop
+from support.loops import in_a_loop
 
 SIZE = 600
 
@@ -67,60 +67,54 @@ class Bench:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_request_cancelled_during_its_check_is_answered_and_forgotten(has_begun: bool) -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        ticket = bench.infer()
-        if has_begun:
-            await bench.until_begun(1)
+@in_a_loop
+async def test_a_request_cancelled_during_its_check_is_answered_and_forgotten(has_begun: bool) -> None:
+    bench = Bench()
+    ticket = bench.infer()
+    if has_begun:
+        await bench.until_begun(1)
+    bench.admission.cancel(ticket)
+    assert [response.error for response in bench.responses] == [CANCELLED]
+    bench.checker.may_end.set()
+    await bench.requests.drained()
+    assert (bench.requests.count, bench.table.decoded.held_bytes, bench.started) == (0, 0, [])
+    assert len(bench.responses) == 1
+
+
+@in_a_loop
+async def test_a_cancelled_check_keeps_its_thread_and_bytes_until_it_ends() -> None:
+    bench = Bench()
+    for count in range(1, CHECKING_THREADS + 1):
+        bench.infer()
+        await bench.until_begun(count)
+    waiting = bench.infer()
+    for ticket in range(1, waiting + 1):
         bench.admission.cancel(ticket)
-        assert [response.error for response in bench.responses] == [CANCELLED]
-        bench.checker.may_end.set()
-        await bench.requests.drained()
-        assert (bench.requests.count, bench.table.decoded.held_bytes, bench.started) == (0, 0, [])
-        assert len(bench.responses) == 1
-
-    run_on_loop(scenario)
-
-
-def test_a_cancelled_check_keeps_its_thread_and_bytes_until_it_ends() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        for count in range(1, CHECKING_THREADS + 1):
-            bench.infer()
-            await bench.until_begun(count)
-        waiting = bench.infer()
-        for ticket in range(1, waiting + 1):
-            bench.admission.cancel(ticket)
-        await asyncio.sleep(0.05)
-        assert (bench.checker.begun, bench.table.decoded.held_bytes) == (
-            CHECKING_THREADS,
-            SIZE * (CHECKING_THREADS + 1),
-        )
-        bench.checker.may_end.set()
-        await bench.until_released()
-        assert (bench.checker.begun, len(bench.responses)) == (CHECKING_THREADS, CHECKING_THREADS + 1)
-
-    run_on_loop(scenario)
+    await asyncio.sleep(0.05)
+    assert (bench.checker.begun, bench.table.decoded.held_bytes) == (
+        CHECKING_THREADS,
+        SIZE * (CHECKING_THREADS + 1),
+    )
+    bench.checker.may_end.set()
+    await bench.until_released()
+    assert (bench.checker.begun, len(bench.responses)) == (CHECKING_THREADS, CHECKING_THREADS + 1)
 
 
-def test_a_checked_request_counts_once_when_it_is_submitted() -> None:
-    async def scenario() -> None:
-        bench = Bench(limit_bytes=SIZE + 1)
-        ticket = bench.infer()
-        drained = asyncio.ensure_future(bench.requests.drained())
-        bench.checker.may_end.set()
-        while not bench.started:
-            await asyncio.sleep(0.001)
-        assert (bench.started, bench.responses) == ([ticket], [])
-        assert (bench.requests.count, bench.table.decoded.held_bytes) == (1, SIZE)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not drained.done(), "a version with a request in flight may not close"
-        bench.requests.fail(bench.table.by_ticket[ticket], CANCELLED, FailureReason.CANCELED)
-        await drained
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_checked_request_counts_once_when_it_is_submitted() -> None:
+    bench = Bench(limit_bytes=SIZE + 1)
+    ticket = bench.infer()
+    drained = asyncio.ensure_future(bench.requests.drained())
+    bench.checker.may_end.set()
+    while not bench.started:
+        await asyncio.sleep(0.001)
+    assert (bench.started, bench.responses) == ([ticket], [])
+    assert (bench.requests.count, bench.table.decoded.held_bytes) == (1, SIZE)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not drained.done(), "a version with a request in flight may not close"
+    bench.requests.fail(bench.table.by_ticket[ticket], CANCELLED, FailureReason.CANCELED)
+    await drained
 
 
 @pytest.mark.parametrize(
@@ -131,13 +125,11 @@ def test_a_checked_request_counts_once_when_it_is_submitted() -> None:
         (MemoryError(), InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")),
     ],
 )
-def test_a_failed_check_is_answered_with_its_error(error: Exception, answer: InferenceError) -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.checker.error = error
-        bench.checker.may_end.set()
-        bench.infer()
-        await bench.requests.drained()
-        assert [response.error for response in bench.responses] == [answer]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_failed_check_is_answered_with_its_error(error: Exception, answer: InferenceError) -> None:
+    bench = Bench()
+    bench.checker.error = error
+    bench.checker.may_end.set()
+    bench.infer()
+    await bench.requests.drained()
+    assert [response.error for response in bench.responses] == [answer]

@@ -16,12 +16,13 @@ from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import MAX_REQUESTS
 from halimede.runtime.requests import STOPPING
-from support.ensemble_bench import CANCELLED, Bench, of_e, refused, run_on_loop
+from support.ensemble_bench import CANCELLED, Bench, of_e, refused
+from support.loops import in_a_loop
 
 BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_request_passes_all_steps_and_gets_one_answer() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
@@ -39,7 +40,7 @@ async def test_a_request_passes_all_steps_and_gets_one_answer() -> None:
     await bench.requests.drained()
 
 
-@run_on_loop
+@in_a_loop
 async def test_log_names_outputs_that_no_step_made(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     bench = Bench("a")
@@ -51,7 +52,7 @@ async def test_log_names_outputs_that_no_step_made(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["Composing models did not output tensor OUT"]
 
 
-@run_on_loop
+@in_a_loop
 async def test_the_first_error_is_the_answer_after_the_other_branch_has_ended() -> None:
     bench = Bench("a", "b", side_by_side=True)
     bench.submit(1)
@@ -63,7 +64,7 @@ async def test_the_first_error_is_the_answer_after_the_other_branch_has_ended() 
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_immediate_answers_do_not_deepen_the_stack() -> None:
     models = [f"m{number}" for number in range(2000)]
     bench = Bench(*models)
@@ -78,7 +79,7 @@ async def test_immediate_answers_do_not_deepen_the_stack() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_cancel_ends_running_steps_and_starts_no_others() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
@@ -93,7 +94,7 @@ async def test_a_cancel_ends_running_steps_and_starts_no_others() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
     bench = Bench("a")
     callers = (None, Caller(3), Caller(3, "a batch", None, "m", 7))
@@ -104,7 +105,7 @@ async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
     assert bench.ensemble.dependencies_of(4) == ANSWERED
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_request_is_not_refused_for_the_queueing_of_its_steps() -> None:
     bench = Bench("a")
     bench.submit(1)
@@ -114,7 +115,7 @@ async def test_a_request_is_not_refused_for_the_queueing_of_its_steps() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_an_ensemble_refuses_requests_beyond_its_bounds() -> None:
     bench = Bench("a")
     bench.submit(*range(1, MAX_REQUESTS + 2))
@@ -125,7 +126,7 @@ async def test_an_ensemble_refuses_requests_beyond_its_bounds() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_an_ensemble_refuses_requests_beyond_the_byte_bound() -> None:
     bench = Bench("a")
     bench.submit(1, size_bytes=bench.table.decoded.limit_bytes)
@@ -136,7 +137,7 @@ async def test_an_ensemble_refuses_requests_beyond_the_byte_bound() -> None:
     assert error.message.startswith("[request id: 2] Exceeds maximum queue size: requests in flight hold")
 
 
-@run_on_loop
+@in_a_loop
 async def test_calls_of_a_step_are_limited_and_the_rest_run_in_order() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
@@ -154,7 +155,7 @@ async def test_calls_of_a_step_are_limited_and_the_rest_run_in_order() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_requests_with_calls_at_gates_are_pending() -> None:
     bench = Bench("a", "b", side_by_side=True, limit=1)
     ensemble = bench.ensemble
@@ -178,7 +179,7 @@ async def test_requests_with_calls_at_gates_are_pending() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_full_gate_fails_the_request_and_cancels_its_calls() -> None:
     bench = Bench("many", "a", limit=1, decoupled=("many",))
     bench.submit(1)
@@ -196,7 +197,7 @@ async def test_a_full_gate_fails_the_request_and_cancels_its_calls() -> None:
     assert bench.server.called == ["a"]
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_cancelled_request_leaves_the_gate() -> None:
     bench = Bench("a", limit=1)
     bench.submit(1, 2, 3)
@@ -208,7 +209,7 @@ async def test_a_cancelled_request_leaves_the_gate() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_failed_request_does_not_wait_at_a_gate() -> None:
     bench = Bench("a", "b", side_by_side=True, limit=1)
     bench.submit(1)
@@ -221,7 +222,7 @@ async def test_a_failed_request_does_not_wait_at_a_gate() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_calls_of_one_request_that_expire_together_fail_only_that_request() -> None:
     bench = Bench("many", "s", limit=1, decoupled=("many",))
     bench.submit(1, 2, timeout_us=50_000)
@@ -242,7 +243,7 @@ async def test_calls_of_one_request_that_expire_together_fail_only_that_request(
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_waiting_call_is_not_made_after_its_request_failed_without_an_error() -> None:
     bench = Bench("a", "b", side_by_side=True, limit=1)
     bench.submit(1, 2)
@@ -252,7 +253,7 @@ async def test_a_waiting_call_is_not_made_after_its_request_failed_without_an_er
     assert [call.request.id for call in bench.server.calls.values()] == []
 
 
-@run_on_loop
+@in_a_loop
 async def test_the_time_in_the_gate_counts_towards_the_queue_timeout() -> None:
     bench = Bench("a", limit=1)
     bench.submit(1)
@@ -271,7 +272,7 @@ async def test_the_time_in_the_gate_counts_towards_the_queue_timeout() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_call_from_the_code_of_a_model_passes_the_gate() -> None:
     bench = Bench("a", limit=1)
     bench.submit(1)
@@ -286,7 +287,7 @@ async def test_a_call_from_the_code_of_a_model_passes_the_gate() -> None:
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_decoupled_step_sends_as_fast_as_the_client_acknowledges() -> None:
     bench = Bench("many", "a", decoupled=("many",))
     bench.submit(1)
@@ -307,7 +308,7 @@ async def test_a_decoupled_step_sends_as_fast_as_the_client_acknowledges() -> No
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_stop_answers_each_request_once_and_ignores_later_answers() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
@@ -335,7 +336,7 @@ class Member:
         return self.up and self.says_ready
 
 
-@run_on_loop
+@in_a_loop
 async def test_an_ensemble_is_ready_when_all_its_members_are_ready() -> None:
     bench = Bench("a", "b")
     for member_b, available, ready in (
@@ -353,7 +354,7 @@ async def test_an_ensemble_is_ready_when_all_its_members_are_ready() -> None:
     )
 
 
-@run_on_loop
+@in_a_loop
 async def test_a_failing_callback_does_not_affect_other_clients(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a")
 
@@ -370,7 +371,7 @@ async def test_a_failing_callback_does_not_affect_other_clients(caplog: pytest.L
     bench.assert_at_rest()
 
 
-@run_on_loop
+@in_a_loop
 async def test_an_internal_fault_fails_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a", "b")
     bench.submit(1, 2, 3)

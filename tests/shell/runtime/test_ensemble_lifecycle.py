@@ -1,19 +1,18 @@
 """Ensembles that are loaded and withdrawn with the models of their steps: in one process, with a fixed order."""
 
 import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from halimede.backends.discover import installed_backend
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.tensor import tensor_from_array
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
-from support.ensemble_server import BareServer, in_a_loop, unknown, until, until_rest, value_of
+from support.ensemble_server import BareServer, unknown, until, until_rest, value_of
+from support.loops import in_a_loop
 from support.models import add_identity, add_scaled
 from support.plugin import FaultyBackend
 
@@ -21,22 +20,6 @@ UNLOADED = ("UNAVAILABLE", "unloaded")
 
 
 READY = ("READY", "")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
-    backend = FaultyBackend.install(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    installed_backend.cache_clear()
-    yield backend
-    installed_backend.cache_clear()
 
 
 @in_a_loop

@@ -25,6 +25,7 @@ from support.canaries import install_pickler
 from support.forked import run_python
 from support.model_files import SAMPLES, TORCHSCRIPT, archive, onnx_model
 from support.models import add_identity, add_onnx_identity, write_config
+from support.refusals import error_of
 
 OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
 
@@ -43,9 +44,7 @@ def pickler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def refusal(directory: Path, options: LoadOptions = OPTIONS) -> str:
     """The error of a load."""
     entry = ModelRepository((directory.parent,)).find(directory.name)
-    with pytest.raises(InferenceError) as caught:
-        load_model(entry, options, Abandon())
-    return caught.value.message
+    return error_of(load_model, entry, options, Abandon()).message
 
 
 def put(directory: Path, filename: str, content: bytes) -> Path:

@@ -18,6 +18,7 @@ from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from halimede_spec.uri import parse_uri
+from support.loops import in_a_loop
 from support.models import add_identity
 from support.playing import NOBODY
 
@@ -66,26 +67,22 @@ def repository(tmp_path: Path) -> HungRepository:
     return HungRepository(tmp_path)
 
 
-def test_loads_that_hang_fail_with_the_repository_and_hold_up_no_other(repository: HungRepository) -> None:
-    async def scenario() -> None:
-        async with lifecycle_of(repository) as lifecycle:
-            hung = [asyncio.create_task(lifecycle.load(f"hung{number}")) for number in range(MAX_READERS)]
-            for load in hung:
-                with pytest.raises(InferenceError, match=f"repository '{repository.root}' {SILENCE}"):
-                    await load
-            await lifecycle.load("quick")
-            assert lifecycle.all_ready()
-            repository.may_answer.set()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_loads_that_hang_fail_with_the_repository_and_hold_up_no_other(repository: HungRepository) -> None:
+    async with lifecycle_of(repository) as lifecycle:
+        hung = [asyncio.create_task(lifecycle.load(f"hung{number}")) for number in range(MAX_READERS)]
+        for load in hung:
+            with pytest.raises(InferenceError, match=f"repository '{repository.root}' {SILENCE}"):
+                await load
+        await lifecycle.load("quick")
+        assert lifecycle.all_ready()
+        repository.may_answer.set()
 
 
-def test_a_long_read_that_makes_progress_does_not_fail(repository: HungRepository) -> None:
-    async def scenario() -> None:
-        async with lifecycle_of(repository) as lifecycle:
-            await lifecycle.load("slow")
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_long_read_that_makes_progress_does_not_fail(repository: HungRepository) -> None:
+    async with lifecycle_of(repository) as lifecycle:
+        await lifecycle.load("slow")
 
 
 def test_indexes_of_a_hung_repository_fail_and_take_one_thread(repository: HungRepository) -> None:
@@ -102,14 +99,12 @@ def test_indexes_of_a_hung_repository_fail_and_take_one_thread(repository: HungR
     assert asyncio.run(scenario()) == ["quick", "slow"]
 
 
-def test_a_start_on_a_hung_repository_fails(repository: HungRepository) -> None:
-    async def scenario() -> None:
-        async with lifecycle_of(repository) as lifecycle:
-            with pytest.raises(InferenceError, match=f"repository '{repository.root}' {SILENCE}"):
-                await lifecycle.load_all(None)
-            repository.may_answer.set()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_start_on_a_hung_repository_fails(repository: HungRepository) -> None:
+    async with lifecycle_of(repository) as lifecycle:
+        with pytest.raises(InferenceError, match=f"repository '{repository.root}' {SILENCE}"):
+            await lifecycle.load_all(None)
+        repository.may_answer.set()
 
 
 def test_each_file_of_a_read_is_a_step(tmp_path: Path) -> None:

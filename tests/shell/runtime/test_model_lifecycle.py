@@ -1,16 +1,13 @@
 """Loads that are retried, and loads that an unload ends: in one process, with a fixed order."""
 
 import asyncio
-import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
 
-from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.store_repository import StoreRepository
@@ -19,7 +16,8 @@ from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND, LeftBehind
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
-from support.ensemble_server import BareServer, value_of
+from support.ensemble_server import BareServer, until, value_of
+from support.loops import in_a_loop
 from support.models import add_scaled, write_config
 from support.playing import NOBODY
 from support.plugin import FaultyBackend
@@ -28,32 +26,6 @@ OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
 UNLOAD_WAIT_SECS = 0.3
 CLOSE_TIMEOUT_SECS = 0.3
 UNLOADED = InferenceError(ErrorCode.INTERNAL, "failed to load 'hung', no version is available")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
-    backend = FaultyBackend.install(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    installed_backend.cache_clear()
-    yield backend
-    installed_backend.cache_clear()
-
-
-def in_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
-
-    @functools.wraps(scenario)
-    def run(*arguments: object, **fixtures: object) -> None:
-        asyncio.run(scenario(*arguments, **fixtures))
-
-    return run
 
 
 def lifecycle_of(
@@ -85,13 +57,6 @@ def test_default_time_limits() -> None:
         "read_limit_secs": 30.0,
     }
     assert inspect.signature(StoreRepository).parameters["limit_secs"].default == 30.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Check the condition every few milliseconds, with a time limit."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def break_model(repository: Path) -> None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.worker import WorkerEvent
-from support.pumping import Bench, PlayedProcess, outputs, run_on_loop
+from support.loops import in_a_loop
+from support.pumping import Bench, PlayedProcess, outputs
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 
@@ -137,7 +138,7 @@ def test_every_request_gets_one_final_answer_after_any_events(
         assert repr(bench.pump) == f"<Pump m:1 queue=0 running=0/{workers * concurrency} live=0>"
         await bench.pump.close()
 
-    run_on_loop(scenario)
+    in_a_loop(scenario)()
 
 
 @settings(max_examples=100, deadline=None)
@@ -152,4 +153,4 @@ def test_answers_keep_the_order_of_their_requests_after_any_events(script: list[
         keys = [key for key, _, _ in play.bench.answers]
         assert keys == sorted(keys)
 
-    run_on_loop(scenario)
+    in_a_loop(scenario)()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from halimede.workers.supervision.program import Program
-from support.playing import ECHO, playing, run_on_loop
+from support.loops import in_a_loop
+from support.playing import ECHO, playing
 from support.workers import FOLDER, Crew
 
 
@@ -24,7 +25,7 @@ def test_a_worker_starts_although_the_working_directory_is_deleted(
 
     monkeypatch.chdir(gone)
     gone.rmdir()
-    run_on_loop(scenario)
+    in_a_loop(scenario)()
 
 
 # CLONE_NEWNS; MS_REC and MS_PRIVATE; MNT_DETACH.

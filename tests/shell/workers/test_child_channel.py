@@ -18,6 +18,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.frames.kinds import KEY, WINDOW_RESPONSES, WorkerFrame
 from halimede.workers.host.requests import WINDOW_BYTES
 from support.child_channel import Follower, Server, open_request
+from support.refusals import error_of
 
 
 def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
@@ -205,19 +206,17 @@ def test_a_refused_call_raises_the_servers_error(server: Server):
     refusal = InferenceError(ErrorCode.NOT_FOUND, "no such model")
     answering = Follower(lambda: server.answer_call(refusal))
 
-    with pytest.raises(InferenceError) as caught:
-        server.services.call(MetricValue(1))
+    error = error_of(server.services.call, MetricValue(1))
 
     answering.ended()
-    assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "no such model")
+    assert error == InferenceError(ErrorCode.NOT_FOUND, "no such model")
 
 
 def test_a_call_that_is_too_large_is_the_models_error(server: Server):
-    with pytest.raises(InferenceError) as caught:
-        server.services.call(LoadModel("m", "", {"f": bytes(MAX_CONTROL_BYTES + 1)}))
+    error = error_of(server.services.call, LoadModel("m", "", {"f": bytes(MAX_CONTROL_BYTES + 1)}))
 
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert "at most 16777216 are taken" in caught.value.message
+    assert error.code is ErrorCode.INVALID_ARG
+    assert "at most 16777216 are taken" in error.message
 
 
 def test_unused_blocks_are_reported(server: Server):

@@ -15,6 +15,7 @@ from support.channel import (
     Stage,
     stage,
 )
+from support.loops import in_a_loop
 from support.working import working
 
 
@@ -34,27 +35,25 @@ def test_log_lines_of_a_worker_have_the_models_name(caplog: pytest.LogCaptureFix
     assert {getattr(record, "model", None) for record in lines} == {"m"}
 
 
-def test_each_call_gets_its_own_result_or_error():
-    async def main() -> None:
-        async with working() as (each, worker):
-            given = await asyncio.gather(
-                *(asyncio.to_thread(worker.host.call, MetricValue(number)) for number in range(20))
-            )
-            assert given == list(range(20))
+@in_a_loop
+async def test_each_call_gets_its_own_result_or_error():
+    async with working() as (each, worker):
+        given = await asyncio.gather(
+            *(asyncio.to_thread(worker.host.call, MetricValue(number)) for number in range(20))
+        )
+        assert given == list(range(20))
 
-            class Refusing(type(each.heard)):  # type: ignore[misc]
-                async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
-                    if call == MetricValue(1):
-                        raise InferenceError(ErrorCode.NOT_FOUND, "no")
-                    raise ZeroDivisionError("a fault of the server's own")
+        class Refusing(type(each.heard)):  # type: ignore[misc]
+            async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+                if call == MetricValue(1):
+                    raise InferenceError(ErrorCode.NOT_FOUND, "no")
+                raise ZeroDivisionError("a fault of the server's own")
 
-            each.heard.__class__ = Refusing
-            for metric, code in ((1, ErrorCode.NOT_FOUND), (2, ErrorCode.INTERNAL)):
-                with pytest.raises(InferenceError) as caught:
-                    await asyncio.to_thread(worker.host.call, MetricValue(metric))
-                assert caught.value.code is code
-
-    asyncio.run(main())
+        each.heard.__class__ = Refusing
+        for metric, code in ((1, ErrorCode.NOT_FOUND), (2, ErrorCode.INTERNAL)):
+            with pytest.raises(InferenceError) as caught:
+                await asyncio.to_thread(worker.host.call, MetricValue(metric))
+            assert caught.value.code is code
 
 
 def test_connections_on_different_loops_do_not_mix() -> None:

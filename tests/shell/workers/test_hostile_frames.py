@@ -37,6 +37,7 @@ from support.hostile import (
     service,
     taken,
 )
+from support.loops import in_a_loop
 
 STREAMS: dict[str, tuple[bytes, str]] = {
     "noise": (random.Random(1).randbytes(5_000), "a frame of kind"),
@@ -154,24 +155,22 @@ STREAMS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("stream", "pattern"), STREAMS.values(), ids=STREAMS)
-def test_a_worker_that_sends_invalid_frames_is_ended(stream: bytes, pattern: str):
-    async def main() -> None:
-        async with stage() as each:
-            each.heard.hold_calls = asyncio.Event()
-            started = asyncio.ensure_future(each.connection.start({}))
-            ended = asyncio.ensure_future(each.connection.stop())
-            await asyncio.sleep(0)
-            sending = threading.Thread(target=send, args=(each, stream))
-            sending.start()
-            check_reason(await each.until_lost(), pattern)
-            await asyncio.to_thread(sending.join)
-            await asyncio.wait((started, ended))
-            if not started.cancelled():
-                started.exception()
-            each.connection.close()
-            assert each.longest_turn_s < LONGEST_TURN_S
-
-    asyncio.run(main())
+@in_a_loop
+async def test_a_worker_that_sends_invalid_frames_is_ended(stream: bytes, pattern: str):
+    async with stage() as each:
+        each.heard.hold_calls = asyncio.Event()
+        started = asyncio.ensure_future(each.connection.start({}))
+        ended = asyncio.ensure_future(each.connection.stop())
+        await asyncio.sleep(0)
+        sending = threading.Thread(target=send, args=(each, stream))
+        sending.start()
+        check_reason(await each.until_lost(), pattern)
+        await asyncio.to_thread(sending.join)
+        await asyncio.wait((started, ended))
+        if not started.cancelled():
+            started.exception()
+        each.connection.close()
+        assert each.longest_turn_s < LONGEST_TURN_S
 
 
 Hostile = Callable[[Stage], Awaitable[bytes]]
@@ -318,12 +317,10 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
 
 
 @pytest.mark.parametrize(("hostile", "pattern"), WITH_A_BATCH.values(), ids=WITH_A_BATCH)
-def test_a_worker_that_answers_a_batch_wrongly_is_ended(hostile: Hostile, pattern: str):
-    async def main() -> None:
-        async with stage() as each:
-            await each.send(await hostile(each))
-            check_reason(await each.until_lost(), pattern)
-            each.connection.close()
-            await asyncio.get_running_loop().shutdown_default_executor()
-
-    asyncio.run(main())
+@in_a_loop
+async def test_a_worker_that_answers_a_batch_wrongly_is_ended(hostile: Hostile, pattern: str):
+    async with stage() as each:
+        await each.send(await hostile(each))
+        check_reason(await each.until_lost(), pattern)
+        each.connection.close()
+        await asyncio.get_running_loop().shutdown_default_executor()

@@ -24,9 +24,11 @@ from support.channel import (
     stage,
     tensor,
 )
+from support.loops import in_a_loop
 
 
-def test_concurrent_threads_get_the_answers_to_their_own_calls():
+@in_a_loop
+async def test_concurrent_threads_get_the_answers_to_their_own_calls():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         def work(number: int) -> None:
             for turn in range(20):
@@ -37,15 +39,13 @@ def test_concurrent_threads_get_the_answers_to_their_own_calls():
         on_threads(12, work)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            assert await caller.executed() == [Answer([])]
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        assert await caller.executed() == [Answer([])]
 
 
 @pytest.mark.parametrize("method", ["infer", "call"])
-def test_calls_above_the_limit_wait_for_others_to_end(method: str):
+@in_a_loop
+async def test_calls_above_the_limit_wait_for_others_to_end(method: str):
     """The server answers no call before the maximum number is in flight."""
     count = MAX_CALLS + 60
 
@@ -59,26 +59,24 @@ def test_calls_above_the_limit_wait_for_others_to_end(method: str):
         on_threads(count, work)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute) as caller:
-            heard = caller.heard
-            heard.hold_calls = asyncio.Event()
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            seen = heard.asked if method == "infer" else heard.calls
-            await caller.until(lambda: len(seen) == MAX_CALLS, "all that may be")
-            await asyncio.sleep(0.05)  # further calls would end the worker
-            assert len(seen) == MAX_CALLS
-            heard.hold_calls.set()
-            heard.on_ask = doubled
-            for asked in heard.asked[:MAX_CALLS]:
-                doubled(asked)
-            await caller.until(lambda: heard.done, "the batch")
-            assert heard.done[0][1].replies == [Answer([])]
-
-    asyncio.run(main())
+    async with calling(execute) as caller:
+        heard = caller.heard
+        heard.hold_calls = asyncio.Event()
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        seen = heard.asked if method == "infer" else heard.calls
+        await caller.until(lambda: len(seen) == MAX_CALLS, "all that may be")
+        await asyncio.sleep(0.05)  # further calls would end the worker
+        assert len(seen) == MAX_CALLS
+        heard.hold_calls.set()
+        heard.on_ask = doubled
+        for asked in heard.asked[:MAX_CALLS]:
+            doubled(asked)
+        await caller.until(lambda: heard.done, "the batch")
+        assert heard.done[0][1].replies == [Answer([])]
 
 
-def test_a_loop_makes_any_number_of_calls_without_blocking():
+@in_a_loop
+async def test_a_loop_makes_any_number_of_calls_without_blocking():
     turns = []
 
     async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -99,22 +97,20 @@ def test_a_loop_makes_any_number_of_calls_without_blocking():
         ticking.cancel()
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, is_async=True) as caller:
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: len(caller.heard.asked) == MAX_CALLS, "all that may be")
-            before = len(turns)
-            await caller.until(lambda: len(turns) > before + 100, "the loop, which goes on")
-            caller.heard.on_ask = doubled
-            for asked in caller.heard.asked[:MAX_CALLS]:
-                doubled(asked)
-            await caller.until(lambda: caller.heard.done, "the batch")
-            assert caller.heard.done[0][1].replies == [Answer([])]
-
-    asyncio.run(main())
+    async with calling(execute, is_async=True) as caller:
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: len(caller.heard.asked) == MAX_CALLS, "all that may be")
+        before = len(turns)
+        await caller.until(lambda: len(turns) > before + 100, "the loop, which goes on")
+        caller.heard.on_ask = doubled
+        for asked in caller.heard.asked[:MAX_CALLS]:
+            doubled(asked)
+        await caller.until(lambda: caller.heard.done, "the batch")
+        assert caller.heard.done[0][1].replies == [Answer([])]
 
 
-def test_a_cancelled_wait_to_send_wakes_another_call():
+@in_a_loop
+async def test_a_cancelled_wait_to_send_wakes_another_call():
     async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         calls = [ask(host, 10) for _ in range(MAX_CALLS)]
         waiting = [asyncio.ensure_future(ask(host, 10).receive_async()) for _ in range(20)]
@@ -127,23 +123,21 @@ def test_a_cancelled_wait_to_send_wakes_another_call():
         assert None not in await asyncio.gather(*waiting[10:])
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, is_async=True) as caller:
-            caller.heard.hold_calls = asyncio.Event()
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: caller.heard.calls, "that all are made")
-            caller.heard.on_ask = doubled
-            for asked in list(caller.heard.asked):
-                doubled(asked)
-            caller.heard.hold_calls.set()
-            await caller.until(lambda: caller.heard.done, "the batch")
-            assert caller.heard.done[0][1].replies == [Answer([])]
-            assert len(caller.heard.asked) == MAX_CALLS + 10
-
-    asyncio.run(main())
+    async with calling(execute, is_async=True) as caller:
+        caller.heard.hold_calls = asyncio.Event()
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: caller.heard.calls, "that all are made")
+        caller.heard.on_ask = doubled
+        for asked in list(caller.heard.asked):
+            doubled(asked)
+        caller.heard.hold_calls.set()
+        await caller.until(lambda: caller.heard.done, "the batch")
+        assert caller.heard.done[0][1].replies == [Answer([])]
+        assert len(caller.heard.asked) == MAX_CALLS + 10
 
 
-def test_other_event_loops_may_wait_for_answers():
+@in_a_loop
+async def test_other_event_loops_may_wait_for_answers():
     """A model that is not asynchronous runs its own loop, on the main thread or on another."""
 
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -160,14 +154,12 @@ def test_other_event_loops_may_wait_for_answers():
         on_threads(4, lambda number: asyncio.run(several()) if number else asyncio.run(one(9)))
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            assert await caller.executed() == [Answer([])]
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        assert await caller.executed() == [Answer([])]
 
 
-def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
+@in_a_loop
+async def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
     got = []
     go_on = threading.Event()
 
@@ -180,30 +172,28 @@ def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
         assert call.receive() is None
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute) as caller:
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: caller.heard.asked, "the call")
-            [asked] = caller.heard.asked
-            for number in range(30):
-                asked.answer(tensor("y", 30 * KIB if number % 2 else 10), final=False)
+    async with calling(execute) as caller:
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: caller.heard.asked, "the call")
+        [asked] = caller.heard.asked
+        for number in range(30):
+            asked.answer(tensor("y", 30 * KIB if number % 2 else 10), final=False)
 
-            def acknowledged() -> int:
-                assert {ticket for ticket, _ in caller.heard.taken} <= {asked.ticket}
-                return sum(count for _, count in caller.heard.taken)
+        def acknowledged() -> int:
+            assert {ticket for ticket, _ in caller.heard.taken} <= {asked.ticket}
+            return sum(count for _, count in caller.heard.taken)
 
-            await caller.until(lambda: len(got) == 5, "five of them")
-            assert acknowledged() <= 5
-            go_on.set()
-            await caller.until(lambda: acknowledged() == 30, "all of them")
-            asked.answer()
-            await caller.until(lambda: caller.heard.done, "the batch")
-            assert got == [(1, False)] * 30 + [(0, True)]
-
-    asyncio.run(main())
+        await caller.until(lambda: len(got) == 5, "five of them")
+        assert acknowledged() <= 5
+        go_on.set()
+        await caller.until(lambda: acknowledged() == 30, "all of them")
+        asked.answer()
+        await caller.until(lambda: caller.heard.done, "the batch")
+        assert got == [(1, False)] * 30 + [(0, True)]
 
 
-def test_threads_may_share_the_answers_of_one_call():
+@in_a_loop
+async def test_threads_may_share_the_answers_of_one_call():
     """Each thread gets some answers, every answer is acknowledged once, and all threads get the end."""
     got: list[int] = []
 
@@ -217,22 +207,20 @@ def test_threads_may_share_the_answers_of_one_call():
         on_threads(4, work)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute) as caller:
-            heard = caller.heard
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: heard.asked, "the call")
-            for size in range(1, 1001):
-                await caller.until(lambda s=size: s - sum(count for _, count in heard.taken) < 32, "room")  # type: ignore[misc]
-                heard.asked[0].answer(tensor("y", size), final=False)
-            heard.asked[0].answer()
-            await caller.until(lambda: heard.done, "the batch")
-            assert sorted(got) == list(range(1, 1001))
-
-    asyncio.run(main())
+    async with calling(execute) as caller:
+        heard = caller.heard
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: heard.asked, "the call")
+        for size in range(1, 1001):
+            await caller.until(lambda s=size: s - sum(count for _, count in heard.taken) < 32, "room")  # type: ignore[misc]
+            heard.asked[0].answer(tensor("y", size), final=False)
+        heard.asked[0].answer()
+        await caller.until(lambda: heard.done, "the batch")
+        assert sorted(got) == list(range(1, 1001))
 
 
-def test_a_cancelled_call_still_gets_its_final_answer():
+@in_a_loop
+async def test_a_cancelled_call_still_gets_its_final_answer():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         call = ask(host, 10)
         call.cancel()
@@ -242,21 +230,19 @@ def test_a_cancelled_call_still_gets_its_final_answer():
         assert call.receive() is None
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute) as caller:
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: caller.heard.uncalled, "the cancellation")
-            [asked] = caller.heard.asked
-            assert caller.heard.uncalled == [asked.ticket]
-            asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
-            await caller.until(lambda: caller.heard.done, "the batch")
-            assert caller.heard.done[0][1].replies == [Answer([])]
-            assert caller.heard.uncalled == [asked.ticket]
-
-    asyncio.run(main())
+    async with calling(execute) as caller:
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: caller.heard.uncalled, "the cancellation")
+        [asked] = caller.heard.asked
+        assert caller.heard.uncalled == [asked.ticket]
+        asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
+        await caller.until(lambda: caller.heard.done, "the batch")
+        assert caller.heard.done[0][1].replies == [Answer([])]
+        assert caller.heard.uncalled == [asked.ticket]
 
 
-def test_a_call_that_was_not_sent_can_be_cancelled():
+@in_a_loop
+async def test_a_call_that_was_not_sent_can_be_cancelled():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         calls = [ask(host, 10) for _ in range(MAX_CALLS + 1)]
         calls[-1].cancel()
@@ -268,19 +254,17 @@ def test_a_call_that_was_not_sent_can_be_cancelled():
             received(call)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute) as caller:
-            caller.stage.connection.batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: caller.heard.calls, "that all are made")
-            for asked in caller.heard.asked:
-                doubled(asked)
-            await caller.until(lambda: caller.heard.done, "the batch")
-            assert (len(caller.heard.asked), caller.heard.uncalled) == (MAX_CALLS, [])
-
-    asyncio.run(main())
+    async with calling(execute) as caller:
+        caller.stage.connection.batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: caller.heard.calls, "that all are made")
+        for asked in caller.heard.asked:
+            doubled(asked)
+        await caller.until(lambda: caller.heard.done, "the batch")
+        assert (len(caller.heard.asked), caller.heard.uncalled) == (MAX_CALLS, [])
 
 
-def test_a_dropped_call_is_cancelled_and_frees_its_memory():
+@in_a_loop
+async def test_a_dropped_call_is_cancelled_and_frees_its_memory():
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
         if requests[0].key == 7:
             ask(host, 10)
@@ -293,21 +277,19 @@ def test_a_dropped_call_is_cancelled_and_frees_its_memory():
     def answer(asked: Asked) -> None:
         asked.answer(tensor("y", 100 * KIB), final=asked.request.id == "whole")
 
-    async def main() -> None:
-        async with calling(execute, on_ask=answer) as caller:
-            await caller.executed(key=7)
-            first, second, _ = caller.heard.asked
-            await caller.until(lambda: len(caller.heard.uncalled) == 2, "both to be cancelled")
-            assert caller.heard.uncalled == [first.ticket, second.ticket]
-            for asked in (first, second):
-                asked.answer(tensor("y", 100 * KIB), final=False)
-                asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
-            await caller.nothing_is_held()
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=answer) as caller:
+        await caller.executed(key=7)
+        first, second, _ = caller.heard.asked
+        await caller.until(lambda: len(caller.heard.uncalled) == 2, "both to be cancelled")
+        assert caller.heard.uncalled == [first.ticket, second.ticket]
+        for asked in (first, second):
+            asked.answer(tensor("y", 100 * KIB), final=False)
+            asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
+        await caller.nothing_is_held()
 
 
-def test_requests_cancelled_while_the_loop_is_blocked_do_not_run():
+@in_a_loop
+async def test_requests_cancelled_while_the_loop_is_blocked_do_not_run():
     executed: list[int] = []
 
     async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -316,25 +298,23 @@ def test_requests_cancelled_while_the_loop_is_blocked_do_not_run():
             received(ask(host, 10))
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, is_async=True) as caller:
-            batches, heard = caller.stage.connection.batches, caller.heard
-            batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: heard.asked, "the call, for which the loop blocks")
-            for key in (2, 3):
-                batches.execute([item(key, 10)], key)
-            batches.cancel(2)
-            heard.asked[0].answer()
-            await caller.until(lambda: len(heard.done) == 3, "the end of all")
-            replies = {batch.slot: done.replies for batch, done in heard.done}
-            assert replies[2] == [InferenceError(ErrorCode.CANCELLED, "request was cancelled")]
-            assert (replies[3], executed) == ([Answer([])], [1, 3])
-
-    asyncio.run(main())
+    async with calling(execute, is_async=True) as caller:
+        batches, heard = caller.stage.connection.batches, caller.heard
+        batches.execute([item(1, 10)], 0)
+        await caller.until(lambda: heard.asked, "the call, for which the loop blocks")
+        for key in (2, 3):
+            batches.execute([item(key, 10)], key)
+        batches.cancel(2)
+        heard.asked[0].answer()
+        await caller.until(lambda: len(heard.done) == 3, "the end of all")
+        replies = {batch.slot: done.replies for batch, done in heard.done}
+        assert replies[2] == [InferenceError(ErrorCode.CANCELLED, "request was cancelled")]
+        assert (replies[3], executed) == ([Answer([])], [1, 3])
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["on threads", "on the loop"])
-def test_calls_raise_when_the_server_closes_the_channel(is_async: bool):
+@in_a_loop
+async def test_calls_raise_when_the_server_closes_the_channel(is_async: bool):
     ends: list[BaseException] = []
 
     def wait(host: Host) -> None:
@@ -354,22 +334,19 @@ def test_calls_raise_when_the_server_closes_the_channel(is_async: bool):
         on_threads(5, lambda _: wait(host))
         return [Answer([])]
 
-    async def main() -> None:
-        async with stage() as each:
-            worker = HonestWorker(
-                os.dup(each.worker_end.fileno()),
-                lambda host: Script(lambda requests: execute(host, requests), is_async),
-            )
-            each.worker_end.close()
-            each.connection.batches.execute([item(1, 10)], 0)
-            await each.until(lambda: len(each.heard.asked) == 5, "the calls")
-            each.connection.close()
-            await asyncio.to_thread(worker.join, LIMIT_S)
-            assert not worker.is_alive()
-            assert worker.failure is None
-            assert len(ends) == 5
-            assert sorted(each.heard.uncalled) == [asked.ticket for asked in each.heard.asked]
-            each.heard.asked.clear()
-            del worker.memory, worker.channel, worker.host
-
-    asyncio.run(main())
+    async with stage() as each:
+        worker = HonestWorker(
+            os.dup(each.worker_end.fileno()),
+            lambda host: Script(lambda requests: execute(host, requests), is_async),
+        )
+        each.worker_end.close()
+        each.connection.batches.execute([item(1, 10)], 0)
+        await each.until(lambda: len(each.heard.asked) == 5, "the calls")
+        each.connection.close()
+        await asyncio.to_thread(worker.join, LIMIT_S)
+        assert not worker.is_alive()
+        assert worker.failure is None
+        assert len(ends) == 5
+        assert sorted(each.heard.uncalled) == [asked.ticket for asked in each.heard.asked]
+        each.heard.asked.clear()
+        del worker.memory, worker.channel, worker.host

@@ -17,11 +17,13 @@ from support.channel import (
     item,
     tensor,
 )
+from support.loops import in_a_loop
 
 
 @pytest.mark.parametrize("size", [0, 64, 16 * KIB, 16 * KIB + 1, 600 * KIB, 5 * MIB, 20 * MIB])
 @pytest.mark.parametrize("arena", [ARENA_BYTES, 0], ids=["shared memory", "frames"])
-def test_tensors_of_any_size_are_sent_and_returned(size: int, arena: int):
+@in_a_loop
+async def test_tensors_of_any_size_are_sent_and_returned(size: int, arena: int):
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         for first in range(3):
             sent = bytes(tensor("x", size, first).data)
@@ -31,17 +33,15 @@ def test_tensors_of_any_size_are_sent_and_returned(size: int, arena: int):
             assert response.outputs[0].data == sent * 2
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled, arena=arena) as caller:
-            assert await caller.executed() == [Answer([])]
-            assert [asked.request.parameters for asked in caller.heard.asked] == [{"k": 1}] * 3
-            caller.heard.asked.clear()
-            caller.heard.on_ask = doubled
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled, arena=arena) as caller:
+        assert await caller.executed() == [Answer([])]
+        assert [asked.request.parameters for asked in caller.heard.asked] == [{"k": 1}] * 3
+        caller.heard.asked.clear()
+        caller.heard.on_ask = doubled
 
 
-def test_memory_is_given_back_with_the_last_array():
+@in_a_loop
+async def test_memory_is_given_back_with_the_last_array():
     kept: list[InferenceResponse] = []
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -49,18 +49,16 @@ def test_memory_is_given_back_with_the_last_array():
             kept.extend(received(ask(host, 100 * KIB)) for _ in range(10))
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            await caller.executed(key=7)
-            assert " 10 blocks" in repr(caller.stage.connection)
-            assert all(len(response.outputs[0].data) == 200 * KIB for response in kept)
-            kept.clear()
-            await caller.nothing_is_held()
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        await caller.executed(key=7)
+        assert " 10 blocks" in repr(caller.stage.connection)
+        assert all(len(response.outputs[0].data) == 200 * KIB for response in kept)
+        kept.clear()
+        await caller.nothing_is_held()
 
 
-def test_received_tensors_are_sent_back_without_a_copy():
+@in_a_loop
+async def test_received_tensors_are_sent_back_without_a_copy():
     """A request's own input, and the answer of one call as the input of the next."""
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -71,22 +69,20 @@ def test_received_tensors_are_sent_back_without_a_copy():
         received(host.infer(InferenceRequest("other", inputs=first.outputs)))
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            await caller.executed(100 * KIB)
-            assert not caller.worker.memory.outbound.map.sizes(), "nothing was put into the worker's own memory"
-            first, second = (asked.request.inputs[0] for asked in caller.heard.asked)
-            assert (first.data, second.data) == (
-                tensor("", 100 * KIB, 1).data,
-                bytes(tensor("", 100 * KIB, 1).data) * 2,
-            )
-            del first, second
-            await caller.nothing_is_held()
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        await caller.executed(100 * KIB)
+        assert not caller.worker.memory.outbound.map.sizes(), "nothing was put into the worker's own memory"
+        first, second = (asked.request.inputs[0] for asked in caller.heard.asked)
+        assert (first.data, second.data) == (
+            tensor("", 100 * KIB, 1).data,
+            bytes(tensor("", 100 * KIB, 1).data) * 2,
+        )
+        del first, second
+        await caller.nothing_is_held()
 
 
-def test_the_arena_grows_after_large_requests():
+@in_a_loop
+async def test_the_arena_grows_after_large_requests():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         while not ask_large(host):
             pass
@@ -97,17 +93,14 @@ def test_the_arena_grows_after_large_requests():
         return bool(memory[0].outbound.map.sizes())
 
     memory: list[Any] = []
-
-    async def main() -> None:
-        async with calling(execute, on_ask=lambda asked: asked.answer()) as caller:
-            memory.append(caller.worker.memory)
-            await caller.executed()
-            memory.clear()
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=lambda asked: asked.answer()) as caller:
+        memory.append(caller.worker.memory)
+        await caller.executed()
+        memory.clear()
 
 
-def test_answers_of_all_sizes_keep_their_order():
+@in_a_loop
+async def test_answers_of_all_sizes_keep_their_order():
     sizes = [9 * MIB, 10, 100 * KIB, 12 * MIB, 0, 50]
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -121,15 +114,13 @@ def test_answers_of_all_sizes_keep_their_order():
         for at, size in enumerate(sizes):
             asked.answer(tensor("y", size), final=at == len(sizes) - 1)
 
-    async def main() -> None:
-        async with calling(execute, on_ask=answer) as caller:
-            assert await caller.executed(key=7) == [Answer([])]
-            await caller.nothing_is_held()
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=answer) as caller:
+        assert await caller.executed(key=7) == [Answer([])]
+        await caller.nothing_is_held()
 
 
-def test_a_call_has_the_batch_that_makes_it():
+@in_a_loop
+async def test_a_call_has_the_batch_that_makes_it():
     here: dict[int, asyncio.Event] = {}
 
     async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -145,36 +136,32 @@ def test_a_call_has_the_batch_that_makes_it():
         await event.wait()
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled, is_async=True) as caller:
-            for key in (1, 2):
-                caller.stage.connection.batches.execute([item(key, 10)], key)
-            await caller.until(lambda: len(here) == 2, "both batches")
-            asked = {(each.request.id, each.batch, each.items and each.items[0].key) for each in caller.heard.asked}
-            whats = ("itself", "task", "thread with context")
-            assert asked == {(f"{key} {what}", key, key) for key in (1, 2) for what in whats} | {("thread", 0, None)}
-            for event in here.values():
-                caller.worker.channel._loop.call_soon_threadsafe(event.set)  # type: ignore[union-attr]
-            await caller.until(lambda: len(caller.heard.done) == 2, "their ends")
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled, is_async=True) as caller:
+        for key in (1, 2):
+            caller.stage.connection.batches.execute([item(key, 10)], key)
+        await caller.until(lambda: len(here) == 2, "both batches")
+        asked = {(each.request.id, each.batch, each.items and each.items[0].key) for each in caller.heard.asked}
+        whats = ("itself", "task", "thread with context")
+        assert asked == {(f"{key} {what}", key, key) for key in (1, 2) for what in whats} | {("thread", 0, None)}
+        for event in here.values():
+            caller.worker.channel._loop.call_soon_threadsafe(event.set)  # type: ignore[union-attr]
+        await caller.until(lambda: len(caller.heard.done) == 2, "their ends")
 
 
-def test_calls_of_other_threads_belong_to_the_only_batch():
+@in_a_loop
+async def test_calls_of_other_threads_belong_to_the_only_batch():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         received(ask(host, 10))
         on_threads(1, lambda _: received(ask(host, 10)) and None)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            await caller.executed(key=7)
-            assert [(each.batch, each.items and each.items[0].key) for each in caller.heard.asked] == [(1, 7), (1, 7)]
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        await caller.executed(key=7)
+        assert [(each.batch, each.items and each.items[0].key) for each in caller.heard.asked] == [(1, 7), (1, 7)]
 
 
-def test_unsendable_calls_raise_in_the_caller_and_do_not_count():
+@in_a_loop
+async def test_unsendable_calls_raise_in_the_caller_and_do_not_count():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         for _ in range(MAX_CALLS + 1):
             with pytest.raises(InferenceError, match="a request for model 'other' cannot be sent: ") as caught:
@@ -190,8 +177,5 @@ def test_unsendable_calls_raise_in_the_caller_and_do_not_count():
             received(wrong)
         return [Answer([])]
 
-    async def main() -> None:
-        async with calling(execute, on_ask=doubled) as caller:
-            assert await caller.executed() == [Answer([])]
-
-    asyncio.run(main())
+    async with calling(execute, on_ask=doubled) as caller:
+        assert await caller.executed() == [Answer([])]

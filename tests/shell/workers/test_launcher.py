@@ -17,6 +17,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.processes.zygote import MAX_COMMAND_BYTES
 from support.family import FAMILY
 from support.processes import open_files
+from support.refusals import error_of
 from support.server import wait_until
 from support.workers import FOLDER, LIMIT_S, Crew, Talk, ended, is_alive, printed
 
@@ -330,9 +331,9 @@ def test_a_closed_launcher_has_no_processes_and_starts_none(own_crew: Crew):
 
     assert not any(is_alive(pid) for pid in [*family, zygote])
     assert ended(worker.process) == ProcessExit(signal=9)
-    with pytest.raises(InferenceError) as raised:
-        own_crew.spawn()
-    assert raised.value == InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
+    assert error_of(own_crew.spawn) == InferenceError(
+        ErrorCode.UNAVAILABLE, "no process is started: the server is stopping"
+    )
 
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.large)])
@@ -442,11 +443,10 @@ def test_the_reason_of_a_failed_start_is_reported(crew: Crew, how: dict[str, obj
 
 
 def test_an_environment_that_does_not_fit_is_refused(crew: Crew):
-    with pytest.raises(InferenceError) as raised:
-        crew.spawn(environment={"LARGE": "x" * MAX_COMMAND_BYTES})
+    error = error_of(crew.spawn, environment={"LARGE": "x" * MAX_COMMAND_BYTES})
 
-    assert raised.value.code is ErrorCode.UNAVAILABLE
-    assert raised.value.message.startswith("cannot start a process for 'm_0_0': its environment and paths take 131")
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert error.message.startswith("cannot start a process for 'm_0_0': its environment and paths take 131")
     assert crew.talk().ask("1") == 1
 
 

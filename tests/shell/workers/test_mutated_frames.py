@@ -19,6 +19,7 @@ from halimede.workers.frames.kinds import WORKER_FRAMES, WorkerFrame
 from halimede.workers.frames.services import encode_service_call
 from support.channel import Stage, done_frame, leaving_nothing, one_of_several, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, taken
+from support.loops import in_a_loop
 
 STALL_SECS = 0.02
 ANSWER = Answer([tensor("out", 8)], {"k": 1})
@@ -41,20 +42,18 @@ async def ended(each: Stage, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
-def test_an_answer_with_one_wrong_byte_ends_its_batch(reply: Reply) -> None:
-    async def main() -> None:
-        async def one(at: int, value: int) -> None:
-            async with one_of_several(stall_secs=STALL_SECS) as each:
-                frame = bytearray(done_frame(await executed(each, 10), [reply]))
-                frame[at] = value
-                await ended(each, bytes(frame))
+@in_a_loop
+async def test_an_answer_with_one_wrong_byte_ends_its_batch(reply: Reply) -> None:
+    async def one(at: int, value: int) -> None:
+        async with one_of_several(stall_secs=STALL_SECS) as each:
+            frame = bytearray(done_frame(await executed(each, 10), [reply]))
+            frame[at] = value
+            await ended(each, bytes(frame))
 
-        size = len(done_frame(1, [reply]))
-        async with leaving_nothing():
-            for at in range(size):
-                await asyncio.gather(*(one(at, value) for value in VALUES))
-
-    asyncio.run(main())
+    size = len(done_frame(1, [reply]))
+    async with leaving_nothing():
+        for at in range(size):
+            await asyncio.gather(*(one(at, value) for value in VALUES))
 
 
 OTHERS: dict[str, bytes] = {
@@ -73,31 +72,27 @@ OTHERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("frame", OTHERS.values(), ids=OTHERS)
-def test_other_frames_with_one_wrong_byte_do_not_keep_an_answer_back(frame: bytes) -> None:
-    async def main() -> None:
-        async def one(at: int, value: int) -> None:
-            async with one_of_several(stall_secs=STALL_SECS) as each:
-                changed = bytearray(frame)
-                changed[at] = value
-                batch = await executed(each, 10)
-                await ended(each, bytes(changed) + bytes(done_frame(batch, [ANSWER])))
+@in_a_loop
+async def test_other_frames_with_one_wrong_byte_do_not_keep_an_answer_back(frame: bytes) -> None:
+    async def one(at: int, value: int) -> None:
+        async with one_of_several(stall_secs=STALL_SECS) as each:
+            changed = bytearray(frame)
+            changed[at] = value
+            batch = await executed(each, 10)
+            await ended(each, bytes(changed) + bytes(done_frame(batch, [ANSWER])))
 
-        async with leaving_nothing():
-            for at in range(len(frame)):
-                await asyncio.gather(*(one(at, value) for value in VALUES))
-
-    asyncio.run(main())
+    async with leaving_nothing():
+        for at in range(len(frame)):
+            await asyncio.gather(*(one(at, value) for value in VALUES))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WORKER_FRAMES.values() if kind.limit], ids=lambda kind: kind.name)
-def test_a_worker_that_stops_within_a_frame_is_ended(kind: FrameKind) -> None:
-    async def main() -> None:
-        async with stage(stall_secs=STALL_SECS) as each:
-            await executed(each, 10)
-            await each.send(raw(kind, b"", kind.limit or 0))
-            check_reason(await each.until_lost(), "8 bytes of a longer frame, and nothing for some time")
-
-    asyncio.run(main())
+@in_a_loop
+async def test_a_worker_that_stops_within_a_frame_is_ended(kind: FrameKind) -> None:
+    async with stage(stall_secs=STALL_SECS) as each:
+        await executed(each, 10)
+        await each.send(raw(kind, b"", kind.limit or 0))
+        check_reason(await each.until_lost(), "8 bytes of a longer frame, and nothing for some time")
 
 
 class FastLoop(asyncio.SelectorEventLoop):
@@ -159,18 +154,16 @@ LARGE: dict[str, tuple[Callable[[int], bytes], str]] = {
 
 
 @pytest.mark.parametrize(("make", "pattern"), LARGE.values(), ids=LARGE)
-def test_a_large_frame_is_refused_as_soon_as_its_description_is_there(
+@in_a_loop
+async def test_a_large_frame_is_refused_as_soon_as_its_description_is_there(
     make: Callable[[int], bytes], pattern: str
 ) -> None:
-    async def main() -> None:
-        async with stage() as each:
-            frame = make(await executed(each, 10))
-            await each.send(frame[:20])
-            await asyncio.sleep(0)
-            await each.send(frame[20:])
-            check_reason(await each.until_lost(), pattern)
-
-    asyncio.run(main())
+    async with stage() as each:
+        frame = make(await executed(each, 10))
+        await each.send(frame[:20])
+        await asyncio.sleep(0)
+        await each.send(frame[20:])
+        check_reason(await each.until_lost(), pattern)
 
 
 def test_an_announced_length_takes_no_memory() -> None:

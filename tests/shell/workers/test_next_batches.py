@@ -13,7 +13,8 @@ import pytest
 from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
 from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, WorkerDown
-from support.playing import LIMIT_S, Play, playing, run_on_loop
+from support.loops import in_a_loop
+from support.playing import LIMIT_S, Play, playing
 
 LARGE = COPIED_ON_LOOP_BYTES // 4 + 1
 
@@ -77,152 +78,132 @@ def note(text):
 
 
 @pytest.mark.parametrize("methods", [NOTING, ASYNC], ids=["sync", "async"])
-def test_the_next_batch_begins_while_the_loop_is_busy(tmp_path: Path, methods: str) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path, methods) as noted:
-            noted.play.ask(1)
-            noted.play.ask(2)
-            await noted.wait("begin 1")
-            assert noted.notes == ["begin 1"], "one batch at a time"
-            noted.let_end(1)
-            noted.wait_blocking("begin 2")
-            assert noted.notes == ["begin 1", "end 1", "begin 2"]
-            noted.let_end(2)
-            await noted.done(1, 2)
-            first, second = noted.play.heard(BatchDone)
-            assert first.times.output_start <= second.times.start <= second.times.input_end
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_the_next_batch_begins_while_the_loop_is_busy(tmp_path: Path, methods: str) -> None:
+    async with noting(tmp_path, methods) as noted:
+        noted.play.ask(1)
+        noted.play.ask(2)
+        await noted.wait("begin 1")
+        assert noted.notes == ["begin 1"], "one batch at a time"
+        noted.let_end(1)
+        noted.wait_blocking("begin 2")
+        assert noted.notes == ["begin 1", "end 1", "begin 2"]
+        noted.let_end(2)
+        await noted.done(1, 2)
+        first, second = noted.play.heard(BatchDone)
+        assert first.times.output_start <= second.times.start <= second.times.input_end
 
 
 @pytest.mark.parametrize("methods", [NOTING, ASYNC], ids=["sync", "async"])
-def test_a_batch_that_has_not_begun_is_taken_back(tmp_path: Path, methods: str) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path, methods) as noted:
-            noted.play.ask(1)
-            assert not noted.worker.take_back(0), "it has no other batch"
-            noted.play.ask(2)
-            await noted.wait("begin 1")
-            assert noted.worker.take_back(0)
-            assert not noted.worker.take_back(0)
-            noted.play.ask(3)
-            for key in (1, 3):
-                noted.let_end(key)
-            await noted.done(1, 3)
-            assert noted.notes == ["begin 1", "end 1", "begin 3", "end 3"]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_that_has_not_begun_is_taken_back(tmp_path: Path, methods: str) -> None:
+    async with noting(tmp_path, methods) as noted:
+        noted.play.ask(1)
+        assert not noted.worker.take_back(0), "it has no other batch"
+        noted.play.ask(2)
+        await noted.wait("begin 1")
+        assert noted.worker.take_back(0)
+        assert not noted.worker.take_back(0)
+        noted.play.ask(3)
+        for key in (1, 3):
+            noted.let_end(key)
+        await noted.done(1, 3)
+        assert noted.notes == ["begin 1", "end 1", "begin 3", "end 3"]
 
 
-def test_a_batch_that_has_begun_is_not_taken_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            noted.play.ask(1)
-            noted.play.ask(2)
-            noted.let_end(1)
-            noted.wait_blocking("begin 2")
-            assert not noted.worker.take_back(0), "it has begun, although the loop has not heard of the first one's end"
-            noted.let_end(2)
-            await noted.done(1, 2)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_that_has_begun_is_not_taken_back(tmp_path: Path) -> None:
+    async with noting(tmp_path) as noted:
+        noted.play.ask(1)
+        noted.play.ask(2)
+        noted.let_end(1)
+        noted.wait_blocking("begin 2")
+        assert not noted.worker.take_back(0), "it has begun, although the loop has not heard of the first one's end"
+        noted.let_end(2)
+        await noted.done(1, 2)
 
 
-def test_a_batch_is_taken_back_while_it_is_copied(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            noted.play.ask(1)
-            noted.play.ask(2, LARGE)
-            assert noted.worker.take_back(0)
-            noted.play.ask(3)
-            for key in (1, 3):
-                noted.let_end(key)
-            await noted.done(1, 3)
-            connection = noted.worker._life.connection
-            await noted.play.until(lambda: " 0 blocks" in repr(connection), f"free memory: {connection}")
-            assert "begin 2" not in noted.notes
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_is_taken_back_while_it_is_copied(tmp_path: Path) -> None:
+    async with noting(tmp_path) as noted:
+        noted.play.ask(1)
+        noted.play.ask(2, LARGE)
+        assert noted.worker.take_back(0)
+        noted.play.ask(3)
+        for key in (1, 3):
+            noted.let_end(key)
+        await noted.done(1, 3)
+        connection = noted.worker._life.connection
+        await noted.play.until(lambda: " 0 blocks" in repr(connection), f"free memory: {connection}")
+        assert "begin 2" not in noted.notes
 
 
-def test_a_small_batch_does_not_overtake_one_that_is_copied(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            for key, elements in ((1, 1), (2, LARGE), (3, 1)):
-                noted.let_end(key)
-                noted.play.ask(key, elements)
-            await noted.done(1, 2, 3)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_small_batch_does_not_overtake_one_that_is_copied(tmp_path: Path) -> None:
+    async with noting(tmp_path) as noted:
+        for key, elements in ((1, 1), (2, LARGE), (3, 1)):
+            noted.let_end(key)
+            noted.play.ask(key, elements)
+        await noted.done(1, 2, 3)
 
 
-def test_the_numbers_of_batches_start_again_without_0(tmp_path: Path) -> None:
+@in_a_loop
+async def test_the_numbers_of_batches_start_again_without_0(tmp_path: Path) -> None:
     """0 would be no token: the process would take such a batch for one that was taken back."""
-
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            noted.worker._life.connection.batches._next = 0xFFFFFFFF
-            for key in (1, 2):
-                noted.let_end(key)
-                noted.play.ask(key)
-            await noted.done(1, 2)
-
-    run_on_loop(scenario)
+    async with noting(tmp_path) as noted:
+        noted.worker._life.connection.batches._next = 0xFFFFFFFF
+        for key in (1, 2):
+            noted.let_end(key)
+            noted.play.ask(key)
+        await noted.done(1, 2)
 
 
-def test_a_batch_that_has_not_begun_survives_its_process(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            noted.play.ask(1)
-            noted.play.ask(2)
-            await noted.wait("begin 1")
-            os.kill(noted.worker.pid or 0, signal.SIGKILL)
-            await noted.play.until(lambda: noted.play.heard(WorkerDown), "the death")
-            [down] = noted.play.heard(WorkerDown)
-            assert down.unread == {2}
-            await noted.done(1)
-            [failed] = noted.play.heard(BatchDone)
-            assert failed.failed
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_that_has_not_begun_survives_its_process(tmp_path: Path) -> None:
+    async with noting(tmp_path) as noted:
+        noted.play.ask(1)
+        noted.play.ask(2)
+        await noted.wait("begin 1")
+        os.kill(noted.worker.pid or 0, signal.SIGKILL)
+        await noted.play.until(lambda: noted.play.heard(WorkerDown), "the death")
+        [down] = noted.play.heard(WorkerDown)
+        assert down.unread == {2}
+        await noted.done(1)
+        [failed] = noted.play.heard(BatchDone)
+        assert failed.failed
 
 
-def test_a_batch_of_a_process_that_has_ended_is_not_taken_back(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_batch_of_a_process_that_has_ended_is_not_taken_back(tmp_path: Path) -> None:
     """Another instance may end a batch, and ask for this one, before the end of the process is known."""
-
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            noted.play.ask(1)
-            noted.play.ask(2)
-            await noted.wait("begin 1")
-            life = noted.worker._life
-            assert life is not None
-            os.kill(noted.worker.pid or 0, signal.SIGKILL)
-            while not life.connection.channel.is_closed:
-                await asyncio.sleep(0)
-            assert not noted.play.heard(WorkerDown)
-            assert not noted.worker.take_back(0)
-            await noted.play.until(lambda: noted.play.heard(WorkerDown), "the death")
-            [down] = noted.play.heard(WorkerDown)
-            assert down.unread == {2}
-
-    run_on_loop(scenario)
-
-
-def test_a_time_limit_begins_with_the_execution(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with noting(tmp_path) as noted:
-            limits = noted.worker._limits
-            limits._limit_ms = 3_600_000
-            noted.play.ask(1)
-            noted.play.ask(2)
-            assert list(limits._timers) == [1]
-            noted.let_end(1)
-            await noted.done(1)
-            assert list(limits._timers) == [2]
-            noted.let_end(2)
-            await noted.done(1, 2)
+    async with noting(tmp_path) as noted:
+        noted.play.ask(1)
+        noted.play.ask(2)
+        await noted.wait("begin 1")
+        life = noted.worker._life
+        assert life is not None
+        os.kill(noted.worker.pid or 0, signal.SIGKILL)
+        while not life.connection.channel.is_closed:
             await asyncio.sleep(0)
-            assert limits._timers == {}
+        assert not noted.play.heard(WorkerDown)
+        assert not noted.worker.take_back(0)
+        await noted.play.until(lambda: noted.play.heard(WorkerDown), "the death")
+        [down] = noted.play.heard(WorkerDown)
+        assert down.unread == {2}
 
-    run_on_loop(scenario)
+
+@in_a_loop
+async def test_a_time_limit_begins_with_the_execution(tmp_path: Path) -> None:
+    async with noting(tmp_path) as noted:
+        limits = noted.worker._limits
+        limits._limit_ms = 3_600_000
+        noted.play.ask(1)
+        noted.play.ask(2)
+        assert list(limits._timers) == [1]
+        noted.let_end(1)
+        await noted.done(1)
+        assert list(limits._timers) == [2]
+        noted.let_end(2)
+        await noted.done(1, 2)
+        await asyncio.sleep(0)
+        assert limits._timers == {}

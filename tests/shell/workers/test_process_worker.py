@@ -17,7 +17,8 @@ from halimede.facade.server import OnResponse
 from halimede.workers.supervision.life import describe_end
 from halimede.workers.supervision.program import Program
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerUp
-from support.playing import ECHO, LIMIT_S, Play, playing, run_on_loop
+from support.loops import in_a_loop
+from support.playing import ECHO, Play, playing
 
 HOUR_MS = 3_600_000
 
@@ -35,53 +36,47 @@ class Threads(ThreadPoolExecutor):
         return super().submit(*args, **named)
 
 
-def test_a_restart_is_repeated_if_no_thread_is_available(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        threads = Threads()
-        asyncio.get_running_loop().set_default_executor(threads)
-        async with playing(tmp_path, ECHO) as (play, worker):
-            threads.there_are_some = False
-            os.kill(worker.pid or 0, signal.SIGKILL)
-            await play.until(lambda: threads.refused, "a start that needs a thread")
-            threads.there_are_some = True
-            await play.until(lambda: play.heard(WorkerUp), "the next start")
-            assert [down.reason for down in play.heard(WorkerDown)] == [
-                "worker exited: signal 9",
-                "worker cannot be started: cannot start a process for 'm_0_0': can't start new thread",
-            ]
-            assert await worker.is_ready()
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_restart_is_repeated_if_no_thread_is_available(tmp_path: Path) -> None:
+    threads = Threads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with playing(tmp_path, ECHO) as (play, worker):
+        threads.there_are_some = False
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: threads.refused, "a start that needs a thread")
+        threads.there_are_some = True
+        await play.until(lambda: play.heard(WorkerUp), "the next start")
+        assert [down.reason for down in play.heard(WorkerDown)] == [
+            "worker exited: signal 9",
+            "worker cannot be started: cannot start a process for 'm_0_0': can't start new thread",
+        ]
+        assert await worker.is_ready()
 
 
-def test_abandoned_readiness_checks_leave_nothing(tmp_path: Path) -> None:
+@in_a_loop
+async def test_abandoned_readiness_checks_leave_nothing(tmp_path: Path) -> None:
     def futures() -> int:
         gc.collect()
         return sum(issubclass(type(each), asyncio.Future) for each in gc.get_objects())
 
-    async def scenario() -> None:
-        async with playing(tmp_path, ECHO + "def is_ready(self):\n    time.sleep(3600)\n") as (_, worker):
-            before = futures()
-            for _ in range(200):
-                asked = asyncio.create_task(worker.is_ready())
-                await asyncio.sleep(0)
-                asked.cancel()
-                await asyncio.wait([asked])
-            del asked
-            assert futures() - before < 20
-            os.kill(worker.pid or 0, signal.SIGKILL)  # it would not finalize in time
-
-    run_on_loop(scenario)
+    async with playing(tmp_path, ECHO + "def is_ready(self):\n    time.sleep(3600)\n") as (_, worker):
+        before = futures()
+        for _ in range(200):
+            asked = asyncio.create_task(worker.is_ready())
+            await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+        del asked
+        assert futures() - before < 20
+        os.kill(worker.pid or 0, signal.SIGKILL)  # it would not finalize in time
 
 
-def test_concurrent_readiness_checks_share_one_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        methods = ECHO + "asked = 0\ndef is_ready(self):\n    self.asked += 1\n    return self.asked != 2\n"
-        async with playing(tmp_path, methods) as (_, worker):
-            for answer in (True, False, True):
-                assert await asyncio.gather(worker.is_ready(), worker.is_ready()) == [answer, answer]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_concurrent_readiness_checks_share_one_answer(tmp_path: Path) -> None:
+    methods = ECHO + "asked = 0\ndef is_ready(self):\n    self.asked += 1\n    return self.asked != 2\n"
+    async with playing(tmp_path, methods) as (_, worker):
+        for answer in (True, False, True):
+            assert await asyncio.gather(worker.is_ready(), worker.is_ready()) == [answer, answer]
 
 
 # A DONE frame of the first batch that retains a block which the batch never had.
@@ -96,52 +91,46 @@ def execute(self, requests):
 """
 
 
-def test_an_invalid_end_of_a_batch_clears_its_time_limit(tmp_path: Path) -> None:
+@in_a_loop
+async def test_an_invalid_end_of_a_batch_clears_its_time_limit(tmp_path: Path) -> None:
     def timers() -> list[asyncio.TimerHandle]:
-        soon = asyncio.get_running_loop().time() + LIMIT_S * 2
+        soon = asyncio.get_running_loop().time() + HOUR_MS / 2000
         found = [each for each in gc.get_objects() if issubclass(type(each), asyncio.TimerHandle)]
         return [each for each in found if not each.cancelled() and each.when() > soon]
 
-    async def scenario() -> None:
-        async with playing(tmp_path, NONSENSE, Program(execution_timeout_ms=HOUR_MS)) as (play, _):
-            play.ask(1)
-            assert len(timers()) == 1
-            await play.until(lambda: play.heard(ResponseSent), "the end of the request")
-            [sent] = play.heard(ResponseSent)
-            assert (sent.key, sent.final, "garbage" in str(sent.reply)) == (1, True, True)
-            assert timers() == []
-
-    run_on_loop(scenario)
+    async with playing(tmp_path, NONSENSE, Program(execution_timeout_ms=HOUR_MS)) as (play, _):
+        play.ask(1)
+        assert len(timers()) == 1
+        await play.until(lambda: play.heard(ResponseSent), "the end of the request")
+        [sent] = play.heard(ResponseSent)
+        assert (sent.key, sent.final, "garbage" in str(sent.reply)) == (1, True, True)
+        assert timers() == []
 
 
-def test_batches_that_a_dead_process_had_not_read_return_to_the_pump(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with playing(tmp_path, ECHO) as (play, worker):
-            pid = worker.pid or 0
-            os.kill(pid, signal.SIGSTOP)
-            play.ask(1)
-            os.kill(pid, signal.SIGKILL)
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            [down] = play.heard(WorkerDown)
-            assert (down.unread, play.heard(BatchDone), play.heard(ResponseSent)) == ({1}, [], [])
-            play.ask(1)
-            await play.until(lambda: play.heard(BatchDone), "the end of the batch")
-            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False)]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_batches_that_a_dead_process_had_not_read_return_to_the_pump(tmp_path: Path) -> None:
+    async with playing(tmp_path, ECHO) as (play, worker):
+        pid = worker.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        play.ask(1)
+        os.kill(pid, signal.SIGKILL)
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        [down] = play.heard(WorkerDown)
+        assert (down.unread, play.heard(BatchDone), play.heard(ResponseSent)) == ({1}, [], [])
+        play.ask(1)
+        await play.until(lambda: play.heard(BatchDone), "the end of the batch")
+        assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False)]
 
 
-def test_the_time_limit_of_a_waiting_batch_begins_with_its_turn(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
-        async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, _):
-            play.ask(1)
-            play.ask(2)
-            await play.until(lambda: len(play.heard(BatchDone)) == 2, "both ends")
-            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False), (2, False)]
-            assert play.heard(WorkerDown) == []
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_the_time_limit_of_a_waiting_batch_begins_with_its_turn(tmp_path: Path) -> None:
+    slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
+    async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, _):
+        play.ask(1)
+        play.ask(2)
+        await play.until(lambda: len(play.heard(BatchDone)) == 2, "both ends")
+        assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False), (2, False)]
+        assert play.heard(WorkerDown) == []
 
 
 def test_the_text_of_a_models_error_is_valid_unicode() -> None:
@@ -188,31 +177,29 @@ def call(self, sender):
 """
 
 
-def test_calls_of_threads_belong_to_open_requests(tmp_path: Path) -> None:
-    async def main() -> None:
-        server = Asked()
-        program = Program(bls_timeout_ms=7)
-        async with playing(tmp_path, CALLS_ON_A_THREAD, program, server, decoupled=True) as (play, _):
+@in_a_loop
+async def test_calls_of_threads_belong_to_open_requests(tmp_path: Path) -> None:
+    server = Asked()
+    program = Program(bls_timeout_ms=7)
+    async with playing(tmp_path, CALLS_ON_A_THREAD, program, server, decoupled=True) as (play, _):
 
-            async def caller_with(key: int) -> tuple[BatchItem, Caller]:
-                item = play.ask(key)
-                await play.until(lambda: len(server.callers) == key, "the call")
-                await play.until(lambda: len(play.heard(BatchDone)) == key, "the end of the batch")
-                return item, server.callers[-1]
+        async def caller_with(key: int) -> tuple[BatchItem, Caller]:
+            item = play.ask(key)
+            await play.until(lambda: len(server.callers) == key, "the call")
+            await play.until(lambda: len(play.heard(BatchDone)) == key, "the end of the batch")
+            return item, server.callers[-1]
 
-            def calling(waiter: object) -> Caller:
-                return Caller(1, waiter, None, "m", 7_000_000)
+        def calling(waiter: object) -> Caller:
+            return Caller(1, waiter, None, "m", 7_000_000)
 
-            first, caller = await caller_with(1)
-            assert caller == calling(Answers(RunningBatch("m", "1", 1)))
-            # Its client has disconnected: the request has ended, even if the model still works on it.
-            first.cancelled = True
-            _, caller = await caller_with(2)
-            assert caller == calling(Answers(RunningBatch("m", "1", 2)))
-            _, caller = await caller_with(3)
-            assert caller == calling(Beside("m", "1", 0))
-
-    asyncio.run(main())
+        first, caller = await caller_with(1)
+        assert caller == calling(Answers(RunningBatch("m", "1", 1)))
+        # Its client has disconnected: the request has ended, even if the model still works on it.
+        first.cancelled = True
+        _, caller = await caller_with(2)
+        assert caller == calling(Answers(RunningBatch("m", "1", 2)))
+        _, caller = await caller_with(3)
+        assert caller == calling(Beside("m", "1", 0))
 
 
 CALLS = """
@@ -230,17 +217,15 @@ class AskingOnCancel(Asked):
         self.play.ask(2)
 
 
-def test_a_batch_that_a_dead_process_could_not_get_is_unread(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = AskingOnCancel()
-        async with playing(tmp_path, CALLS, models=server) as (play, worker):
-            server.play = play
-            play.ask(1)
-            await play.until(lambda: server.callers, "the call")
-            os.kill(worker.pid or 0, signal.SIGKILL)
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            [down] = play.heard(WorkerDown)
-            assert down.unread == {2}
-            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, True)]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_that_a_dead_process_could_not_get_is_unread(tmp_path: Path) -> None:
+    server = AskingOnCancel()
+    async with playing(tmp_path, CALLS, models=server) as (play, worker):
+        server.play = play
+        play.ask(1)
+        await play.until(lambda: server.callers, "the call")
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        [down] = play.heard(WorkerDown)
+        assert down.unread == {2}
+        assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, True)]

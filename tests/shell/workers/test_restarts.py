@@ -15,49 +15,44 @@ from halimede.workers.supervision.completion import complete_config
 from halimede.workers.supervision.program import Program
 from halimede.workers.worker import WorkerDown, WorkerUp
 from support.channel import SPEC
-from support.playing import ECHO, playing, run_on_loop
+from support.loops import in_a_loop
+from support.playing import ECHO, playing
 from support.workers import Crew, ended
 
 
-def test_a_worker_waits_for_a_repository_that_is_gone_and_is_not_parked(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_worker_waits_for_a_repository_that_is_gone_and_is_not_parked(tmp_path: Path) -> None:
     repository, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
     (repository / "m").mkdir(parents=True)
-
-    async def scenario() -> None:
-        async with playing(repository / "m", ECHO) as (play, worker):
-            repository.rename(elsewhere)
-            os.kill(worker.pid or 0, signal.SIGKILL)
-            # As many ends of a model would have parked it.
-            await play.until(lambda: len(play.heard(WorkerDown)) == 6, "five starts")
-            elsewhere.rename(repository)
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            gone = "worker cannot be started: the repository of model 'm' cannot be read: No such file or directory"
-            downs = play.heard(WorkerDown)
-            assert [down.reason for down in downs] == ["worker exited: signal 9", *[gone] * 5]
-            assert not any(down.parked or down.is_unstartable for down in downs)
-            assert await worker.is_ready()
-
-    run_on_loop(scenario)
+    async with playing(repository / "m", ECHO) as (play, worker):
+        repository.rename(elsewhere)
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        # As many ends of a model would have parked it.
+        await play.until(lambda: len(play.heard(WorkerDown)) == 6, "five starts")
+        elsewhere.rename(repository)
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        gone = "worker cannot be started: the repository of model 'm' cannot be read: No such file or directory"
+        downs = play.heard(WorkerDown)
+        assert [down.reason for down in downs] == ["worker exited: signal 9", *[gone] * 5]
+        assert not any(down.parked or down.is_unstartable for down in downs)
+        assert await worker.is_ready()
 
 
-def test_a_parked_worker_is_started_again_when_its_time_has_come(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_parked_worker_is_started_again_when_its_time_has_come(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     initialize = f"def initialize(self, args):\n    if os.path.exists({str(broken)!r}): os._exit(3)\n"
-
-    async def scenario() -> None:
-        async with playing(tmp_path, initialize + ECHO, Program(first_retry_ns=200_000_000)) as (play, worker):
-            broken.touch()
-            os.kill(worker.pid or 0, signal.SIGKILL)
-            await play.until(lambda: len(play.heard(WorkerDown)) == 3, "a start after it was parked")
-            broken.unlink()
-            await play.until(lambda: play.heard(WorkerUp), "the next start")
-            cause = "Stub process 'm_0_0' is not healthy: it ended by exit code 3 while it started"
-            assert [(down.parked, down.reason) for down in play.heard(WorkerDown)][1:3] == [
-                (True, f"worker exited {times} times (last: {cause})") for times in (5, 6)
-            ]
-            assert await worker.is_ready()
-
-    run_on_loop(scenario)
+    async with playing(tmp_path, initialize + ECHO, Program(first_retry_ns=200_000_000)) as (play, worker):
+        broken.touch()
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: len(play.heard(WorkerDown)) == 3, "a start after it was parked")
+        broken.unlink()
+        await play.until(lambda: play.heard(WorkerUp), "the next start")
+        cause = "Stub process 'm_0_0' is not healthy: it ended by exit code 3 while it started"
+        assert [(down.parked, down.reason) for down in play.heard(WorkerDown)][1:3] == [
+            (True, f"worker exited {times} times (last: {cause})") for times in (5, 6)
+        ]
+        assert await worker.is_ready()
 
 
 def test_a_first_start_waits_for_descriptors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +71,7 @@ def test_a_first_start_waits_for_descriptors(tmp_path: Path, caplog: pytest.LogC
         asyncio.get_running_loop().call_later(0.05, restore)
 
     try:
-        run_on_loop(scenario)
+        in_a_loop(scenario)()
     finally:
         restore()
     assert "cannot start a process for 'm_0_0': Too many open files; the next try in 0.1 s" in caplog.text

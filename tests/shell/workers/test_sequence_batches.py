@@ -23,6 +23,7 @@ from support.onnx_models import BACKEND, CPU, model, source
 from support.onnx_models import tensor as info
 from support.python_models import FakeHost
 from support.python_models import values as python_values
+from support.refusals import error_of
 from support.sequences import CONTROLS, SUM, config_of, item, plan_of, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
@@ -153,18 +154,15 @@ def test_a_state_that_is_an_output_is_sent(tmp_path: Path) -> None:
 
 def test_a_model_without_the_tensors_of_its_configuration_is_refused(tmp_path: Path) -> None:
     wrong = 'state { input_name: "s" output_name: "t" data_type: TYPE_INT32 dims: [ 1, 2 ] }'
-    with pytest.raises(InferenceError) as caught:
-        runner_of(tmp_path, accumulator(), config_of(CONTROLS + wrong))
-    message = caught.value.message
+    message = error_of(runner_of, tmp_path, accumulator(), config_of(CONTROLS + wrong)).message
     assert "configuration expects 6 inputs, model provides 2" in message
     for name in ("START", "ID", "s"):
         assert f"unexpected inference input '{name}', allowed inputs are: x, sum_in" in message
     assert "unexpected inference output 't', allowed outputs are: y, sum" in message
     wrong = 'state { input_name: "sum_in" output_name: "sum" data_type: TYPE_INT32 dims: [ 1, 2 ] }'
-    with pytest.raises(InferenceError) as caught:
-        runner_of(tmp_path, accumulator(), config_of(wrong))
-    assert "configuration expects datatype TYPE_INT32 for input 'sum_in', model provides TYPE_FP32" in str(caught.value)
-    assert "tensor 'sum': the model expects 2 dimensions" in str(caught.value)
+    error = error_of(runner_of, tmp_path, accumulator(), config_of(wrong))
+    assert "configuration expects datatype TYPE_INT32 for input 'sum_in', model provides TYPE_FP32" in str(error)
+    assert "tensor 'sum': the model expects 2 dimensions" in str(error)
 
 
 def test_a_request_that_is_refused_leaves_the_rows_of_others(tmp_path: Path) -> None:

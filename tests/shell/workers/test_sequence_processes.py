@@ -13,10 +13,11 @@ from onnx import helper
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerUp
+from support.loops import in_a_loop
 from support.onnx_models import model
 from support.onnx_models import tensor as info
 from support.pumping import Bench
-from support.sequence_playing import Play, playing, python_model, run_on_loop
+from support.sequence_playing import Play, playing, python_model
 from support.sequence_requests import oldest
 from support.sequences import CONTROLS, SUM, config_of, item, values
 
@@ -62,17 +63,16 @@ async def sums(play: Play) -> None:
     assert answers(done) == [{"y": [[1102.0]]}]
 
 
-def test_a_python_model_keeps_states_in_its_process(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        initial_state(tmp_path)
-        config = config_of(CONTROLS + INITIAL, backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, ACCUMULATE)) as play:
-            await sums(play)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_python_model_keeps_states_in_its_process(tmp_path: Path) -> None:
+    initial_state(tmp_path)
+    config = config_of(CONTROLS + INITIAL, backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, ACCUMULATE)) as play:
+        await sums(play)
 
 
-def test_an_onnx_model_keeps_states_in_its_process(tmp_path: Path) -> None:
+@in_a_loop
+async def test_an_onnx_model_keeps_states_in_its_process(tmp_path: Path) -> None:
     shape = ("n", 1)
     kinds = {"START": DataType.INT32, "END": DataType.FP32, "READY": DataType.BOOL, "ID": DataType.UINT64}
     proto = model(
@@ -87,26 +87,20 @@ def test_an_onnx_model_keeps_states_in_its_process(tmp_path: Path) -> None:
         [info(name, DataType.FP32, shape) for name in ("y", "sum")],
         [helper.make_tensor("thousand", onnx.TensorProto.FLOAT, [], [1000.0])],
     )
-
-    async def scenario() -> None:
-        initial_state(tmp_path)
-        config = config_of(CONTROLS + INITIAL)
-        async with playing(tmp_path, config, onnx_model(tmp_path, proto)) as play:
-            await sums(play)
-
-    run_on_loop(scenario)
+    initial_state(tmp_path)
+    config = config_of(CONTROLS + INITIAL)
+    async with playing(tmp_path, config, onnx_model(tmp_path, proto)) as play:
+        await sums(play)
 
 
-def test_the_states_of_a_process_that_died_are_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(CONTROLS + SUM % "", backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, ACCUMULATE)) as play:
-            await play.batch(item(1, 0, 5, start=True))
-            os.kill(play.worker.pid or 0, signal.SIGKILL)
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            assert answers(await play.batch(item(2, 0, 1))) == [{"y": [[1.0]]}]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_the_states_of_a_process_that_died_are_gone(tmp_path: Path) -> None:
+    config = config_of(CONTROLS + SUM % "", backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, ACCUMULATE)) as play:
+        await play.batch(item(1, 0, 5, start=True))
+        os.kill(play.worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        assert answers(await play.batch(item(2, 0, 1))) == [{"y": [[1.0]]}]
 
 
 ITERATIVE = "iterative_sequence: true "
@@ -138,26 +132,24 @@ def again(*items: BatchItem) -> list[BatchItem]:
     return list(items)
 
 
-def test_a_request_streams_one_response_in_each_execution(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(ITERATIVE + "oldest { }" + SUM % "", backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, STREAM), decoupled=True) as play:
-            one, two = item(1, 0, 3, start=True), item(2, 1, 1, start=True)
-            done = await play.batch(one, two)
-            assert (done.replies, list(done.again)) == ([None, None], [0])
-            done = await play.batch(*again(one))
-            assert (done.replies, list(done.again)) == ([None], [0])
-            done = await play.batch(*again(one))
-            assert (done.replies, list(done.again)) == ([None], [])
-            assert [each for each in sent(play) if each[0] == 1] == [
-                (1, {"y": [[101.0]]}, False),
-                (1, {"y": [[102.0]]}, False),
-                (1, {"y": [[103.0]]}, False),
-                (1, None, True),
-            ]
-            assert "requests=0" in repr(play.worker)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_request_streams_one_response_in_each_execution(tmp_path: Path) -> None:
+    config = config_of(ITERATIVE + "oldest { }" + SUM % "", backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, STREAM), decoupled=True) as play:
+        one, two = item(1, 0, 3, start=True), item(2, 1, 1, start=True)
+        done = await play.batch(one, two)
+        assert (done.replies, list(done.again)) == ([None, None], [0])
+        done = await play.batch(*again(one))
+        assert (done.replies, list(done.again)) == ([None], [0])
+        done = await play.batch(*again(one))
+        assert (done.replies, list(done.again)) == ([None], [])
+        assert [each for each in sent(play) if each[0] == 1] == [
+            (1, {"y": [[101.0]]}, False),
+            (1, {"y": [[102.0]]}, False),
+            (1, {"y": [[103.0]]}, False),
+            (1, None, True),
+        ]
+        assert "requests=0" in repr(play.worker)
 
 
 LATE = """
@@ -170,33 +162,28 @@ def execute(self, requests):
 """
 
 
-def test_a_request_may_have_a_response_between_its_executions(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(ITERATIVE, backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, LATE), decoupled=True) as play:
-            await play.batch(item(1, 0, start=True))
-            await play.until(lambda: play.heard(ResponseSent), "the response")
-            assert sent(play) == [(1, {"y": [[1.0]]}, False)]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_request_may_have_a_response_between_its_executions(tmp_path: Path) -> None:
+    config = config_of(ITERATIVE, backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, LATE), decoupled=True) as play:
+        await play.batch(item(1, 0, start=True))
+        await play.until(lambda: play.heard(ResponseSent), "the response")
+        assert sent(play) == [(1, {"y": [[1.0]]}, False)]
 
 
-def test_a_request_that_ended_between_executions_is_forgotten(tmp_path: Path) -> None:
+@in_a_loop
+async def test_a_request_that_ended_between_executions_is_forgotten(tmp_path: Path) -> None:
     """Its client has disconnected, so the scheduler has dropped it and gives its sequence slot to another request."""
-
-    async def scenario() -> None:
-        config = config_of(ITERATIVE + SUM % "", backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, STREAM), decoupled=True) as play:
-            for key in range(5):
-                done = await play.batch(item(key, 0, 3, start=True))
-                assert list(done.again) == [0]
-                assert "requests=1" in repr(play.worker)
-            last = item(9, 0, 1, start=True)
-            await play.batch(last)
-            assert "requests=0" in repr(play.worker)
-            assert sent(play)[-2:] == [(9, {"y": [[101.0]]}, False), (9, None, True)]
-
-    run_on_loop(scenario)
+    config = config_of(ITERATIVE + SUM % "", backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, STREAM), decoupled=True) as play:
+        for key in range(5):
+            done = await play.batch(item(key, 0, 3, start=True))
+            assert list(done.again) == [0]
+            assert "requests=1" in repr(play.worker)
+        last = item(9, 0, 1, start=True)
+        await play.batch(last)
+        assert "requests=0" in repr(play.worker)
+        assert sent(play)[-2:] == [(9, {"y": [[101.0]]}, False), (9, None, True)]
 
 
 CANCELLED = """
@@ -209,31 +196,27 @@ def execute(self, requests):
 """
 
 
-def test_a_cancel_between_two_executions_is_seen_by_the_next(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(ITERATIVE, backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, CANCELLED)) as play:
-            one = item(1, 0, start=True)
-            assert list((await play.batch(one)).again) == [0]
-            play.worker.cancel(1)
-            [reply] = (await play.batch(*again(one))).replies
-            assert isinstance(reply, InferenceError)
-            assert reply.message == "stopped"
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_cancel_between_two_executions_is_seen_by_the_next(tmp_path: Path) -> None:
+    config = config_of(ITERATIVE, backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, CANCELLED)) as play:
+        one = item(1, 0, start=True)
+        assert list((await play.batch(one)).again) == [0]
+        play.worker.cancel(1)
+        [reply] = (await play.batch(*again(one))).replies
+        assert isinstance(reply, InferenceError)
+        assert reply.message == "stopped"
 
 
-def test_a_dead_process_does_not_end_what_the_scheduler_has_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(ITERATIVE + "oldest { }", backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, CANCELLED)) as play:
-            await play.batch(item(1, 0, start=True))
-            os.kill(play.worker.pid or 0, signal.SIGKILL)
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            assert [len(play.heard(kind)) for kind in (WorkerDown, BatchDone, ResponseSent)] == [1, 1, 0]
-            assert "requests=0" in repr(play.worker)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_dead_process_does_not_end_what_the_scheduler_has_again(tmp_path: Path) -> None:
+    config = config_of(ITERATIVE + "oldest { }", backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, CANCELLED)) as play:
+        await play.batch(item(1, 0, start=True))
+        os.kill(play.worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        assert [len(play.heard(kind)) for kind in (WorkerDown, BatchDone, ResponseSent)] == [1, 1, 0]
+        assert "requests=0" in repr(play.worker)
 
 
 @asynccontextmanager
@@ -253,54 +236,48 @@ def asked(value: float) -> dict[str, Any]:
     return {"inputs": request.inputs, "sequence_start": True}
 
 
-def test_a_pump_streams_the_responses_of_all_executions(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with pumping(tmp_path, STREAM) as (bench, play):
-            for key in (1, 2):
-                bench.submit(key, **asked(3))
-                await play.until(lambda: bench.requests.count == 0, "the end of the request")
-            got = [(key, values(each.outputs), each.final) for key, each in bench.responses]
-            sums = [{"y": [[101.0]]}, {"y": [[102.0]]}, {"y": [[103.0]]}]
-            one, two = ([*((key, each, False) for each in sums), (key, {}, True)] for key in (1, 2))
-            assert got == one + two
-            assert bench.stats.success_count == 2
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_pump_streams_the_responses_of_all_executions(tmp_path: Path) -> None:
+    async with pumping(tmp_path, STREAM) as (bench, play):
+        for key in (1, 2):
+            bench.submit(key, **asked(3))
+            await play.until(lambda: bench.requests.count == 0, "the end of the request")
+        got = [(key, values(each.outputs), each.final) for key, each in bench.responses]
+        sums = [{"y": [[101.0]]}, {"y": [[102.0]]}, {"y": [[103.0]]}]
+        one, two = ([*((key, each, False) for each in sums), (key, {}, True)] for key in (1, 2))
+        assert got == one + two
+        assert bench.stats.success_count == 2
 
 
 ENDLESS = STREAM.replace("if total % 100 < named", "time.sleep(0.005)\n        if True or total < named")
 
 
-def test_the_death_of_a_process_fails_a_request_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with pumping(tmp_path, ENDLESS) as (bench, play):
-            bench.submit(1, **asked(3))
-            await play.until(lambda: len(bench.responses) > 5, "some responses")
-            os.kill(play.worker.pid or 0, signal.SIGKILL)
+@in_a_loop
+async def test_the_death_of_a_process_fails_a_request_once(tmp_path: Path) -> None:
+    async with pumping(tmp_path, ENDLESS) as (bench, play):
+        bench.submit(1, **asked(3))
+        await play.until(lambda: len(bench.responses) > 5, "some responses")
+        os.kill(play.worker.pid or 0, signal.SIGKILL)
+        await play.until(lambda: bench.requests.count == 0, "the end of the request")
+        await play.until(lambda: play.heard(WorkerUp), "the next process")
+        assert [final for _, _, final in bench.answers].count(True) == 1
+        assert bench.answers[-1][1:] == (ErrorCode.INTERNAL, True)
+        bench.submit(2, **asked(3))
+        await play.until(lambda: bench.answers[-1] == (2, "ok", False), "a response")
+        assert values(next(each.outputs for key, each in bench.responses if key == 2)) == {"y": [[101.0]]}
+        bench.pump.cancel(2)
+        await play.until(lambda: bench.requests.count == 0, "the end of the request")
+
+
+@in_a_loop
+async def test_cancelled_requests_end_between_or_in_their_executions(tmp_path: Path) -> None:
+    async with pumping(tmp_path, ENDLESS) as (bench, play):
+        for key in range(1, 9):
+            bench.submit(key, **asked(3))
+            await play.until(lambda key=key: (key, "ok", False) in bench.answers, "a response")
+            bench.pump.cancel(key)
             await play.until(lambda: bench.requests.count == 0, "the end of the request")
-            await play.until(lambda: play.heard(WorkerUp), "the next process")
-            assert [final for _, _, final in bench.answers].count(True) == 1
-            assert bench.answers[-1][1:] == (ErrorCode.INTERNAL, True)
-            bench.submit(2, **asked(3))
-            await play.until(lambda: bench.answers[-1] == (2, "ok", False), "a response")
-            assert values(next(each.outputs for key, each in bench.responses if key == 2)) == {"y": [[101.0]]}
-            bench.pump.cancel(2)
-            await play.until(lambda: bench.requests.count == 0, "the end of the request")
-
-    run_on_loop(scenario)
-
-
-def test_cancelled_requests_end_between_or_in_their_executions(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with pumping(tmp_path, ENDLESS) as (bench, play):
-            for key in range(1, 9):
-                bench.submit(key, **asked(3))
-                await play.until(lambda key=key: (key, "ok", False) in bench.answers, "a response")
-                bench.pump.cancel(key)
-                await play.until(lambda: bench.requests.count == 0, "the end of the request")
-                assert bench.answers[-1] == (key, ErrorCode.CANCELLED, True)
-
-    run_on_loop(scenario)
+            assert bench.answers[-1] == (key, ErrorCode.CANCELLED, True)
 
 
 # A DONE frame of the first batch that asks for another execution.
@@ -316,16 +293,14 @@ def execute(self, requests):
 """
 
 
-def test_a_process_cannot_ask_for_executions_that_are_not_configured(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with playing(tmp_path, config_of("", backend="python"), python_model(tmp_path, NONSENSE)) as play:
-            play.worker.execute([item(1, 0, start=True)])
-            await play.until(lambda: play.heard(ResponseSent), "the end of the request")
-            [(key, reply, final)] = sent(play)
-            assert (key, final, play.heard(BatchDone)) == (1, True, [])
-            assert "DONE: another execution, which the model is not configured to request" in str(reply)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_process_cannot_ask_for_executions_that_are_not_configured(tmp_path: Path) -> None:
+    async with playing(tmp_path, config_of("", backend="python"), python_model(tmp_path, NONSENSE)) as play:
+        play.worker.execute([item(1, 0, start=True)])
+        await play.until(lambda: play.heard(ResponseSent), "the end of the request")
+        [(key, reply, final)] = sent(play)
+        assert (key, final, play.heard(BatchDone)) == (1, True, [])
+        assert "DONE: another execution, which the model is not configured to request" in str(reply)
 
 
 SLOW = """
@@ -340,12 +315,10 @@ async def execute(self, requests):
 """
 
 
-def test_a_batch_of_a_decoupled_coroutine_ends_with_its_state(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = config_of(SUM % "", backend="python")
-        async with playing(tmp_path, config, python_model(tmp_path, SLOW), decoupled=True) as play:
-            for step in range(3):
-                await play.batch(item(step, 0, start=step == 0))
-            assert [each[1:] for each in sent(play)] == [({"y": [[step + 1.0]]}, True) for step in range(3)]
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_batch_of_a_decoupled_coroutine_ends_with_its_state(tmp_path: Path) -> None:
+    config = config_of(SUM % "", backend="python")
+    async with playing(tmp_path, config, python_model(tmp_path, SLOW), decoupled=True) as play:
+        for step in range(3):
+            await play.batch(item(step, 0, start=step == 0))
+        assert [each[1:] for each in sent(play)] == [({"y": [[step + 1.0]]}, True) for step in range(3)]

@@ -23,8 +23,9 @@ from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import WorkerDown, WorkerUp
 from support.channel import stage
+from support.loops import in_a_loop
 from support.pumping import Bench
-from support.sequence_playing import LIMIT_S, Play, playing, python_model, run_on_loop
+from support.sequence_playing import LIMIT_S, Play, playing, python_model
 from support.sequences import config_of, item
 
 CONFIG = """
@@ -137,87 +138,73 @@ async def outgrow(sequences: Sequences) -> None:
     await sequences.empty()
 
 
-def test_a_state_that_grows_in_a_process_ends_its_sequence_at_the_bound(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process(tmp_path) as (sequences, _):
-            await outgrow(sequences)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_state_that_grows_in_a_process_ends_its_sequence_at_the_bound(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (sequences, _):
+        await outgrow(sequences)
 
 
-def test_a_state_that_grows_on_a_thread_ends_its_sequence_at_the_bound() -> None:
-    async def scenario() -> None:
-        async with on_thread() as sequences:
-            await outgrow(sequences)
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_state_that_grows_on_a_thread_ends_its_sequence_at_the_bound() -> None:
+    async with on_thread() as sequences:
+        await outgrow(sequences)
 
 
-def test_a_process_gets_what_is_left_of_the_bound_if_a_step_is_not(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process(tmp_path) as (sequences, _):
-            assert sequences.states.try_take((1 << 20) - 100)
-            assert await sequences.run(7, 25, start=True) == ""
-            assert sequences.states.account.held_bytes == 1 << 20
-            assert "has ended" in await sequences.run(8, 1, start=True)
-            sequences.states.give_back((1 << 20) - 100)
-            assert await sequences.run(7, 25, end=True) == ""
-            await sequences.empty()
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_a_process_gets_what_is_left_of_the_bound_if_a_step_is_not(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (sequences, _):
+        assert sequences.states.try_take((1 << 20) - 100)
+        assert await sequences.run(7, 25, start=True) == ""
+        assert sequences.states.account.held_bytes == 1 << 20
+        assert "has ended" in await sequences.run(8, 1, start=True)
+        sequences.states.give_back((1 << 20) - 100)
+        assert await sequences.run(7, 25, end=True) == ""
+        await sequences.empty()
 
 
-def test_idle_sequences_return_their_states(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process(tmp_path, SHORT) as (sequences, _):
-            assert await sequences.run(7, STEP_ELEMENTS, start=True) == ""
-            assert sequences.states.account.held_bytes == STEP
-            await sequences.empty()
-        async with on_thread(SHORT) as sequences:
-            assert await sequences.run(7, STEP_ELEMENTS, start=True) == ""
-            await sequences.empty()
-
-    run_on_loop(scenario)
+@in_a_loop
+async def test_idle_sequences_return_their_states(tmp_path: Path) -> None:
+    async with in_process(tmp_path, SHORT) as (sequences, _):
+        assert await sequences.run(7, STEP_ELEMENTS, start=True) == ""
+        assert sequences.states.account.held_bytes == STEP
+        await sequences.empty()
+    async with on_thread(SHORT) as sequences:
+        assert await sequences.run(7, STEP_ELEMENTS, start=True) == ""
+        await sequences.empty()
 
 
-def test_the_states_of_a_process_that_was_killed_are_returned(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process(tmp_path) as (sequences, play):
-            for sequence in (7, 8):
-                assert await sequences.run(sequence, 3 * STEP_ELEMENTS, start=True) == ""
-            assert sequences.states.account.held_bytes == 6 * STEP
-            os.kill(play.worker.pid or 0, signal.SIGKILL)
-            await until(lambda: play.heard(WorkerDown), "the end of the process")
-            assert sequences.states.account.held_bytes == 0
-            await until(lambda: play.heard(WorkerUp), "the next process")
-            assert "has lost its state" in await sequences.run(7, 1)
-            assert await sequences.run(7, 1, start=True, end=True) == ""
-            await sequences.empty()
-
-    run_on_loop(scenario)
-
-
-def test_an_instance_that_is_closed_returns_the_states_of_open_sequences(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process(tmp_path) as (sequences, _):
-            assert await sequences.run(7, 1, start=True) == ""
+@in_a_loop
+async def test_the_states_of_a_process_that_was_killed_are_returned(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (sequences, play):
+        for sequence in (7, 8):
+            assert await sequences.run(sequence, 3 * STEP_ELEMENTS, start=True) == ""
+        assert sequences.states.account.held_bytes == 6 * STEP
+        os.kill(play.worker.pid or 0, signal.SIGKILL)
+        await until(lambda: play.heard(WorkerDown), "the end of the process")
         assert sequences.states.account.held_bytes == 0
-        async with on_thread() as sequences:
-            assert await sequences.run(7, 1, start=True) == ""
-            assert sequences.states.account.held_bytes == 4
-        assert sequences.states.account.held_bytes == 0
-
-    run_on_loop(scenario)
+        await until(lambda: play.heard(WorkerUp), "the next process")
+        assert "has lost its state" in await sequences.run(7, 1)
+        assert await sequences.run(7, 1, start=True, end=True) == ""
+        await sequences.empty()
 
 
-def test_a_process_that_frees_more_than_it_has_is_lost() -> None:
-    async def scenario() -> None:
-        async with stage() as each:
-            await each.send(service_call_frame(1, encode_service_call(TakeState(100))))
-            assert decode_service_result((await each.receive())[1]) == (1, True)
-            assert each.states.account.held_bytes == 100
-            await each.send(encode_frame(WorkerFrame.STATE_FREED, STATE_FREED.pack(101)))
-            assert await each.until_lost() == "it sent garbage: 101 bytes of states given back, of 100 that it has"
-            assert each.states.account.held_bytes == 0
+@in_a_loop
+async def test_an_instance_that_is_closed_returns_the_states_of_open_sequences(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (sequences, _):
+        assert await sequences.run(7, 1, start=True) == ""
+    assert sequences.states.account.held_bytes == 0
+    async with on_thread() as sequences:
+        assert await sequences.run(7, 1, start=True) == ""
+        assert sequences.states.account.held_bytes == 4
+    assert sequences.states.account.held_bytes == 0
 
-    run_on_loop(scenario)
+
+@in_a_loop
+async def test_a_process_that_frees_more_than_it_has_is_lost() -> None:
+    async with stage() as each:
+        await each.send(service_call_frame(1, encode_service_call(TakeState(100))))
+        assert decode_service_result((await each.receive())[1]) == (1, True)
+        assert each.states.account.held_bytes == 100
+        await each.send(encode_frame(WorkerFrame.STATE_FREED, STATE_FREED.pack(101)))
+        assert await each.until_lost() == "it sent garbage: 101 bytes of states given back, of 100 that it has"
+        assert each.states.account.held_bytes == 0

@@ -105,145 +105,127 @@ async def map_first_segment(each: Played, home: Home) -> int:
     return each.numbers[-1]
 
 
-def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            batches = [each.send(home.tensor()) for _ in range(2)]
-            assert [(await each.receive())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
-            [number] = each.numbers
-            await each.say_mapped(number)
-            for batch in batches:
-                await each.end_batch(batch)
-            batch = each.send(home.tensor())
-            assert await each.receive() == [(number, 0, SIZE)]
-            assert not home.map.released
+@play
+async def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
+    home = Home()
+    async with played() as each:
+        batches = [each.send(home.tensor()) for _ in range(2)]
+        assert [(await each.receive())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
+        [number] = each.numbers
+        await each.say_mapped(number)
+        for batch in batches:
             await each.end_batch(batch)
-            each.stage.heard.done.clear()
-            assert list(home.map.released)[-1] == (1, 0)
-
-    play(scenario)
-
-
-def test_copied_tensors_are_not_kept_beyond_their_batch():
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
-            await each.receive()
-            await each.end_batch(batch)
-            each.stage.heard.done.clear()
-            assert list(home.map.released) == [(1, 0)]
-
-    play(scenario)
+        batch = each.send(home.tensor())
+        assert await each.receive() == [(number, 0, SIZE)]
+        assert not home.map.released
+        await each.end_batch(batch)
+        each.stage.heard.done.clear()
+        assert list(home.map.released)[-1] == (1, 0)
 
 
-def test_the_arena_does_not_grow_for_shared_tensors():
+@play
+async def test_copied_tensors_are_not_kept_beyond_their_batch():
+    home = Home()
+    async with played() as each:
+        batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
+        await each.receive()
+        await each.end_batch(batch)
+        each.stage.heard.done.clear()
+        assert list(home.map.released) == [(1, 0)]
+
+
+@play
+async def test_the_arena_does_not_grow_for_shared_tensors():
     size = 4 * COPIED_ON_LOOP_BYTES
-
-    async def scenario() -> None:
-        home = Home(size=size)
-        async with played() as each:
-            batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
-            await each.receive()
-            await each.say_mapped(each.numbers[-1])
-            await each.end_batch(batch)
-            each.send(home.tensor(size=size))
-            assert await each.receive() == [(each.numbers[-1], 0, size)]
-            assert sum(each.stage.segments.sizes().values()) < size
-
-    play(scenario)
+    home = Home(size=size)
+    async with played() as each:
+        batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
+        await each.receive()
+        await each.say_mapped(each.numbers[-1])
+        await each.end_batch(batch)
+        each.send(home.tensor(size=size))
+        assert await each.receive() == [(each.numbers[-1], 0, size)]
+        assert sum(each.stage.segments.sizes().values()) < size
 
 
-def test_a_reader_that_cannot_map_a_segment_gets_copies_of_its_bytes():
-    async def scenario() -> None:
-        home = Home(2)
-        async with played() as each:
-            first = await map_first_segment(each, home)
-            batch = each.send(home.tensor(2))
-            await each.receive()
-            await each.say_mapped(each.numbers[-1], is_mapped=False)
-            await each.end_batch(batch)
-            each.send(home.tensor(2))
-            assert (await each.receive())[0][0] < FIRST_SHARED
-            each.send(home.tensor(1))
-            assert await each.receive() == [(first, 0, SIZE)]
-
-    play(scenario)
+@play
+async def test_a_reader_that_cannot_map_a_segment_gets_copies_of_its_bytes():
+    home = Home(2)
+    async with played() as each:
+        first = await map_first_segment(each, home)
+        batch = each.send(home.tensor(2))
+        await each.receive()
+        await each.say_mapped(each.numbers[-1], is_mapped=False)
+        await each.end_batch(batch)
+        each.send(home.tensor(2))
+        assert (await each.receive())[0][0] < FIRST_SHARED
+        each.send(home.tensor(1))
+        assert await each.receive() == [(first, 0, SIZE)]
 
 
-def test_a_segment_that_a_model_has_written_to_is_copied_from_then_on():
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            number = await map_first_segment(each, home)
-            batch = each.send(home.tensor())
-            assert await each.receive() == [(number, 0, SIZE)]
-            await each.say_mapped(number, is_mapped=False)
-            await each.end_batch(batch)
-            batch = each.send(home.tensor())
-            assert (await each.receive())[0][0] < FIRST_SHARED
-            await each.end_batch(batch)
-            del home
-            each.stage.heard.done.clear()
-            gc.collect()
-            assert await each.stage.receive() == (ChannelFrame.UNMAP, UNMAP.pack(number))
-
-    play(scenario)
+@play
+async def test_a_segment_that_a_model_has_written_to_is_copied_from_then_on():
+    home = Home()
+    async with played() as each:
+        number = await map_first_segment(each, home)
+        batch = each.send(home.tensor())
+        assert await each.receive() == [(number, 0, SIZE)]
+        await each.say_mapped(number, is_mapped=False)
+        await each.end_batch(batch)
+        batch = each.send(home.tensor())
+        assert (await each.receive())[0][0] < FIRST_SHARED
+        await each.end_batch(batch)
+        del home
+        each.stage.heard.done.clear()
+        gc.collect()
+        assert await each.stage.receive() == (ChannelFrame.UNMAP, UNMAP.pack(number))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(4096, SIZE - 4096), (100, SIZE - 100)], ids=["a page", "no page"])
-def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: int):
+@play
+async def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: int):
     """Private pages of a block are dropped when the block is shared again, from its beginning."""
-
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            number = await map_first_segment(each, home)
-            data = home.tensor().data
-            assert isinstance(data, memoryview)
-            each.send(Tensor("in", DataType.UINT8, (size,), data[offset:]))
-            assert (await each.receive())[0][0] != number
-            each.send(Tensor("in", DataType.UINT8, (size,), data[:size]))
-            assert await each.receive() == [(number, 0, size)]
-            del data
-
-    play(scenario)
+    home = Home()
+    async with played() as each:
+        number = await map_first_segment(each, home)
+        data = home.tensor().data
+        assert isinstance(data, memoryview)
+        each.send(Tensor("in", DataType.UINT8, (size,), data[offset:]))
+        assert (await each.receive())[0][0] != number
+        each.send(Tensor("in", DataType.UINT8, (size,), data[:size]))
+        assert await each.receive() == [(number, 0, size)]
+        del data
 
 
 @pytest.mark.parametrize(
     "location", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"]
 )
-def test_an_answer_with_bytes_that_are_not_shared_is_refused(location: tuple[int, int]):
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            number = await map_first_segment(each, home)
-            batch = each.send(home.tensor())
-            await each.receive()
-            offset, size = location
-            output = Tensor("out", DataType.UINT8, (size,), bytes(size))
-            await each.end_batch(batch, output, store=lambda _: (number, offset))
-            assert "which it was not given" in await each.stage.until_lost()
-
-    play(scenario)
+@play
+async def test_an_answer_with_bytes_that_are_not_shared_is_refused(location: tuple[int, int]):
+    home = Home()
+    async with played() as each:
+        number = await map_first_segment(each, home)
+        batch = each.send(home.tensor())
+        await each.receive()
+        offset, size = location
+        output = Tensor("out", DataType.UINT8, (size,), bytes(size))
+        await each.end_batch(batch, output, store=lambda _: (number, offset))
+        assert "which it was not given" in await each.stage.until_lost()
 
 
-def test_an_answer_with_bytes_that_were_given_back_is_refused():
-    async def scenario() -> None:
-        home = Home()
-        async with played() as each:
-            number = await map_first_segment(each, home)
-            batch = each.send(home.tensor())
-            await each.receive()
-            await each.end_batch(batch)
-            batch = each.send(tensor("in", 8))
-            await each.receive()
-            output = Tensor("out", DataType.UINT8, (SIZE,), bytes(SIZE))
-            await each.end_batch(batch, output, store=lambda _: (number, 0))
-            assert "which it was not given" in await each.stage.until_lost()
-
-    play(scenario)
+@play
+async def test_an_answer_with_bytes_that_were_given_back_is_refused():
+    home = Home()
+    async with played() as each:
+        number = await map_first_segment(each, home)
+        batch = each.send(home.tensor())
+        await each.receive()
+        await each.end_batch(batch)
+        batch = each.send(tensor("in", 8))
+        await each.receive()
+        output = Tensor("out", DataType.UINT8, (SIZE,), bytes(SIZE))
+        await each.end_batch(batch, output, store=lambda _: (number, 0))
+        assert "which it was not given" in await each.stage.until_lost()
 
 
 def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
@@ -261,30 +243,28 @@ def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
     # Log records that pytest keeps would hold the failed batch.
     logging.disable(logging.ERROR)
     try:
-        play(scenario)
+        play(scenario)()
     finally:
         logging.disable(logging.NOTSET)
 
 
-def test_the_number_of_segments_of_one_reader_is_bounded():
-    async def scenario() -> None:
-        home = Home(MAX_SEGMENTS + 5)
-        async with played() as each:
-            for number in range(1, MAX_SEGMENTS + 6):
-                batch = each.send(home.tensor(number))
-                await each.receive()
-                await each.end_batch(batch)
-            assert len(each.numbers) == MAX_SEGMENTS
-            del home
-            each.stage.heard.done.clear()
-            gc.collect()
-            unmapped = {(await each.stage.receive())[0] for _ in range(MAX_SEGMENTS)}
-            assert unmapped == {ChannelFrame.UNMAP}
-            each.send(Home().tensor())
+@play
+async def test_the_number_of_segments_of_one_reader_is_bounded():
+    home = Home(MAX_SEGMENTS + 5)
+    async with played() as each:
+        for number in range(1, MAX_SEGMENTS + 6):
+            batch = each.send(home.tensor(number))
             await each.receive()
-            assert len(each.numbers) == MAX_SEGMENTS + 1
-
-    play(scenario)
+            await each.end_batch(batch)
+        assert len(each.numbers) == MAX_SEGMENTS
+        del home
+        each.stage.heard.done.clear()
+        gc.collect()
+        unmapped = {(await each.stage.receive())[0] for _ in range(MAX_SEGMENTS)}
+        assert unmapped == {ChannelFrame.UNMAP}
+        each.send(Home().tensor())
+        await each.receive()
+        assert len(each.numbers) == MAX_SEGMENTS + 1
 
 
 def test_segment_numbers_are_not_reused_and_run_out():
@@ -314,19 +294,16 @@ def test_segment_numbers_are_not_reused_and_run_out():
     assert sent == list(range(FIRST_SHARED, 1 << 16)) == unmapped
 
 
-def test_a_segment_without_its_descriptor_is_not_mapped():
+@play
+async def test_a_segment_without_its_descriptor_is_not_mapped():
     """The kernel drops the descriptor if the process is at its limit of open files."""
-
-    async def scenario() -> None:
-        async with worker(Reader()) as each:
-            server_end, worker_end = socket.socketpair()
-            process = HonestWorker(worker_end.detach(), lambda _: Script(Reader()))
-            server_end.sendall(encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
-            answer = await asyncio.to_thread(server_end.recv, 100)
-            assert answer == encode_frame(ChannelFrame.MAPPED, MAPPED.pack(FIRST_SHARED, False))
-            server_end.close()
-            await asyncio.to_thread(process.join, LIMIT_S)
-            assert process.failure is None
-            await each.ask(1, *item(1, 8).request.inputs)
-
-    play(scenario)
+    async with worker(Reader()) as each:
+        server_end, worker_end = socket.socketpair()
+        process = HonestWorker(worker_end.detach(), lambda _: Script(Reader()))
+        server_end.sendall(encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
+        answer = await asyncio.to_thread(server_end.recv, 100)
+        assert answer == encode_frame(ChannelFrame.MAPPED, MAPPED.pack(FIRST_SHARED, False))
+        server_end.close()
+        await asyncio.to_thread(process.join, LIMIT_S)
+        assert process.failure is None
+        await each.ask(1, *item(1, 8).request.inputs)

@@ -15,6 +15,7 @@ from halimede.core.types.tensor import tensor_from_array
 from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
+from support.loops import in_a_loop
 
 FP32 = DataType.FP32
 PLACEMENT = Placement("double_0_1", ordinal=1, kind="CPU")
@@ -154,18 +155,15 @@ def test_an_instance_lives_on_its_own_thread_from_creation_to_close():
     assert model.diary == [(what, "instance-double_0_1") for what in ("create", "run", "close")]
 
 
-def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
+@in_a_loop
+async def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
     config = ModelConfig(input=CONFIG.input, output=CONFIG.output[:1])
     request = InferenceRequest("sum", inputs=[Tensor("x", FP32, (2,), np.float32([1, 2]).tobytes())])
-
-    async def main() -> None:
-        harness = Harness()
-        worker = await harness.start(Model(lambda: Tensors(lambda x, *_: {"y": x["x"].sum(keepdims=True)})), config)
-        done = await harness.batch(worker, BatchItem(1, request, 1, cancelled=False))
-        assert answers(done) == [{"y": [3]}]
-        await worker.stop()
-
-    asyncio.run(main())
+    harness = Harness()
+    worker = await harness.start(Model(lambda: Tensors(lambda x, *_: {"y": x["x"].sum(keepdims=True)})), config)
+    done = await harness.batch(worker, BatchItem(1, request, 1, cancelled=False))
+    assert answers(done) == [{"y": [3]}]
+    await worker.stop()
 
 
 @pytest.mark.parametrize(
@@ -177,19 +175,18 @@ def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
         (StopIteration("end"), internal("StopIteration: end")),
     ],
 )
-def test_start_raises_the_error_of_create_instance(error, seen):
+@in_a_loop
+async def test_start_raises_the_error_of_create_instance(error, seen):
     def broken() -> object:
         raise error
 
-    async def main() -> None:
-        with pytest.raises(type(seen)) as caught:
-            await Harness().start(Model(broken))
-        assert caught.value.args == seen.args
-
-    asyncio.run(main())
+    with pytest.raises(type(seen)) as caught:
+        await Harness().start(Model(broken))
+    assert caught.value.args == seen.args
 
 
-def test_a_cancelled_start_closes_the_instance():
+@in_a_loop
+async def test_a_cancelled_start_closes_the_instance():
     creating, go, closed = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> object:
@@ -199,16 +196,13 @@ def test_a_cancelled_start_closes_the_instance():
         instance.close = closed.set
         return instance
 
-    async def main() -> None:
-        task = asyncio.create_task(Harness().start(Model(slow)))
-        await asyncio.to_thread(creating.wait, WAIT_SECONDS)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        go.set()
-        assert await asyncio.to_thread(closed.wait, WAIT_SECONDS)
-
-    asyncio.run(main())
+    task = asyncio.create_task(Harness().start(Model(slow)))
+    await asyncio.to_thread(creating.wait, WAIT_SECONDS)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+    assert await asyncio.to_thread(closed.wait, WAIT_SECONDS)
 
 
 class Unprintable(Exception):
@@ -371,7 +365,8 @@ def test_a_request_takes_one_final_answer_during_its_batch():
     ]
 
 
-def test_stop_waits_for_the_running_batch_and_survives_a_failing_close():
+@in_a_loop
+async def test_stop_waits_for_the_running_batch_and_survives_a_failing_close():
     running, go = threading.Event(), threading.Event()
 
     def compute(*batch):
@@ -382,22 +377,19 @@ def test_stop_waits_for_the_running_batch_and_survives_a_failing_close():
     def fail() -> None:
         raise OSError("cannot close")
 
-    async def main() -> None:
-        harness = Harness()
-        instance = Tensors(compute)
-        instance.close = fail
-        worker = await harness.start(Model(lambda: instance))
-        worker.execute([item(1, [1, 2])])
-        await asyncio.to_thread(running.wait, WAIT_SECONDS)
-        stopping = asyncio.create_task(worker.stop())
-        await asyncio.sleep(0)
-        assert not stopping.done()
-        go.set()
-        await asyncio.wait_for(stopping, WAIT_SECONDS)
-        assert answers(harness.events.get_nowait()) == [{"y": [[2, 4]]}]
-        assert repr(worker) == "<ThreadWorker double_0_1 stopped>"
-
-    asyncio.run(main())
+    harness = Harness()
+    instance = Tensors(compute)
+    instance.close = fail
+    worker = await harness.start(Model(lambda: instance))
+    worker.execute([item(1, [1, 2])])
+    await asyncio.to_thread(running.wait, WAIT_SECONDS)
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    go.set()
+    await asyncio.wait_for(stopping, WAIT_SECONDS)
+    assert answers(harness.events.get_nowait()) == [{"y": [[2, 4]]}]
+    assert repr(worker) == "<ThreadWorker double_0_1 stopped>"
 
 
 class Data(bytearray):
@@ -419,14 +411,11 @@ def test_an_idle_worker_frees_its_last_batch():
     play(Tensors(double), scenario)
 
 
-def test_decoupled_models_are_refused():
+@in_a_loop
+async def test_decoupled_models_are_refused():
     config = ModelConfig(model_transaction_policy=ModelTransactionPolicy(decoupled=True))
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="'double_0_1': decoupled models do not run on the server's threads"):
-            await Harness().start(Model(lambda: Tensors(double)), config)
-
-    asyncio.run(main())
+    with pytest.raises(RuntimeError, match="'double_0_1': decoupled models do not run on the server's threads"):
+        await Harness().start(Model(lambda: Tensors(double)), config)
 
 
 @pytest.mark.parametrize("refuse_at_once", [True, False])

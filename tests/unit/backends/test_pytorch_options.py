@@ -11,7 +11,8 @@ from halimede.core.config.model_config import (
     ModelOptimizationPolicy,
     ModelParameter,
 )
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode
+from support.refusals import error_of
 
 
 def parameters(**values: str) -> ModelConfig:
@@ -19,10 +20,9 @@ def parameters(**values: str) -> ModelConfig:
 
 
 def refused(config: ModelConfig, form: Form = Form.SCRIPT) -> str:
-    with pytest.raises(InferenceError) as caught:
-        read_options(config, "m", form)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    return caught.value.message
+    error = error_of(read_options, config, "m", form)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 @pytest.mark.parametrize("form", Form)

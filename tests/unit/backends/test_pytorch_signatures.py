@@ -21,6 +21,7 @@ from halimede.backends.pytorch.sizes import SizeCheck
 from halimede.backends.pytorch.tree import MOST_DEPTH, MOST_LEAVES, argument_paths, result_paths
 from halimede.core.config.model_config import BatchInput, ModelConfig, ModelInput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.refusals import error_of
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 FP32, BF16, INT64, BYTES = DataType.FP32, DataType.BF16, DataType.INT64, DataType.BYTES
@@ -48,10 +49,9 @@ ARGUMENTS = spec(
 
 
 def refused(work) -> str:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    return caught.value.message
+    error = error_of(work)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 def test_paths_name_nested_arguments_and_results():

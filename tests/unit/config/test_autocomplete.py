@@ -26,6 +26,7 @@ from halimede.core.config.model_config import (
     SequenceState,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+from support.refusals import error_of
 
 FP32, INT64 = DataType.FP32, DataType.INT64
 SCALAR = ModelTensorReshape(())
@@ -72,10 +73,7 @@ def test_model_with_a_fixed_first_dimension_does_not_batch():
 
 
 def test_a_model_that_cannot_batch_refuses_a_batch_size():
-    with pytest.raises(InferenceError) as raised:
-        complete(ModelConfig(name="m", max_batch_size=8), FIXED)
-
-    assert raised.value == InferenceError(
+    assert error_of(complete, ModelConfig(name="m", max_batch_size=8), FIXED) == InferenceError(
         ErrorCode.INVALID_ARG,
         "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified",
     )

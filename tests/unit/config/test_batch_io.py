@@ -153,63 +153,43 @@ def test_the_value_of_padding_is_read():
         ("[" + "9" * 5000 + "]", "is not JSON: "),
         ({"input": "X", "axis": 1}, 'must be a list of objects, as [{"input": "IDS", "axis": 1}]'),
         (["X"], 'must be a list of objects, as [{"input": "IDS", "axis": 1}]'),
-        (
-            [{"input": "X", "axis": 1, "size": 3}],
-            "entry 0: has the unknown key 'size'; the keys are input, axis, value, buckets, lengths, outputs",
-        ),
         ([{"axis": 1}], "entry 0: must have the name of an input as 'input'"),
-        ([{"input": "", "axis": 1}], "entry 0: must have the name of an input as 'input'"),
-        *(
-            (
-                [{"input": "X", "axis": axis}],
-                "entry 0: must have a number from 1 on as 'axis': a dimension of a request's shape, in which 0 is the rows",
-            )
-            for axis in (0, -1, 1.0, True, "1", None, 2**31)
-        ),
-        (
-            [{"input": "X", "axis": 1, "value": [0]}],
-            "entry 0: must have a number, a string, true or false as 'value'",
-        ),
-        *(
-            (
-                [{"input": "X", "axis": 1, "buckets": buckets}],
-                "entry 0: must have ascending lengths from 1 on as 'buckets', as [16, 32, 64]",
-            )
-            for buckets in ([], [0, 1], [2, 2], [3, 2], [1.5], 16, [True])
-        ),
-        (
-            [{"input": "X", "axis": 1, "lengths": ""}],
-            "entry 0: must have the name of an input of the model file as 'lengths'",
-        ),
-        (
-            [{"input": "X", "axis": 1, "outputs": ["Y"]}],
-            "entry 0: must have an object of output names and axes, from 1 on, as 'outputs'",
-        ),
-        (
-            [{"input": "X", "axis": 1, "outputs": {"Y": 0}}],
-            "entry 0: must have an object of output names and axes, from 1 on, as 'outputs'",
-        ),
-        ([{"input": "Q", "axis": 1}], "entry 0: input 'Q' is not an input of the model"),
-        (
-            [{"input": "X", "axis": 2}],
-            "entry 0: input 'X' has no dimension 2: its shape has 2 dimensions, with the rows",
-        ),
-        ([{"input": "F", "axis": 1}], "entry 0: dimension 1 of input 'F' is 4 in 'dims'; it must be -1"),
         ([{"input": "X", "axis": 1}] * 2, "entry 1: input 'X' is padded more than once"),
-        (
-            [{"input": "X", "axis": 1, "value": "0"}],
-            "entry 0: 'value' of input 'X' does not fit TYPE_FP32: \"0\" is not a number",
-        ),
-        ([{"input": "X", "axis": 1, "outputs": {"Q": 1}}], "entry 0: output 'Q' is not an output of the model"),
-        (
-            [{"input": "X", "axis": 1, "outputs": {"Z": 1}}],
-            "entry 0: dimension 1 of output 'Z' is 4 in 'dims'; it must be -1",
-        ),
     ],
 )
 def test_a_wrong_padding_is_refused(value: object, message: str):
     (text,) = padding_problems(value)
     assert text.startswith(message)
+    assert len(text) < 2048
+
+
+NO_AXIS = "must have a number from 1 on as 'axis': a dimension of a request's shape, in which 0 is the rows"
+NO_BUCKETS = "must have ascending lengths from 1 on as 'buckets', as [16, 32, 64]"
+NO_OUTPUTS = "must have an object of output names and axes, from 1 on, as 'outputs'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 3}, "has the unknown key 'size'; the keys are input, axis, value, buckets, lengths, outputs"),
+        ({"input": ""}, "must have the name of an input as 'input'"),
+        *(({"axis": axis}, NO_AXIS) for axis in (0, -1, 1.0, True, "1", None, 2**31)),
+        ({"value": [0]}, "must have a number, a string, true or false as 'value'"),
+        *(({"buckets": buckets}, NO_BUCKETS) for buckets in ([], [0, 1], [2, 2], [3, 2], [1.5], 16, [True])),
+        ({"lengths": ""}, "must have the name of an input of the model file as 'lengths'"),
+        ({"outputs": ["Y"]}, NO_OUTPUTS),
+        ({"outputs": {"Y": 0}}, NO_OUTPUTS),
+        ({"input": "Q"}, "input 'Q' is not an input of the model"),
+        ({"axis": 2}, "input 'X' has no dimension 2: its shape has 2 dimensions, with the rows"),
+        ({"input": "F"}, "dimension 1 of input 'F' is 4 in 'dims'; it must be -1"),
+        ({"value": "0"}, "'value' of input 'X' does not fit TYPE_FP32: \"0\" is not a number"),
+        ({"outputs": {"Q": 1}}, "output 'Q' is not an output of the model"),
+        ({"outputs": {"Z": 1}}, "dimension 1 of output 'Z' is 4 in 'dims'; it must be -1"),
+    ],
+)
+def test_a_wrong_entry_of_padding_is_refused(changes: dict[str, object], message: str):
+    (text,) = padding_problems([{"input": "X", "axis": 1, **changes}])
+    assert text.startswith(f"entry 0: {message}")
     assert len(text) < 2048
 
 

@@ -28,48 +28,37 @@ from support.valid_config import problems
 @pytest.mark.parametrize(
     ("batching", "expected"),
     [
-        (ModelDynamicBatching(preferred_batch_size=(4, 8)), []),
+        (ModelDynamicBatching(preferred_batch_size=(4, 8)), {}),
         (
             ModelDynamicBatching(preferred_batch_size=(0, 4, 9)),
-            [
-                (
-                    "dynamic_batching.preferred_batch_size[0]",
-                    "dynamic batching preferred size must be positive for m",
-                ),
-                (
-                    "dynamic_batching.preferred_batch_size[2]",
-                    "dynamic batching preferred size must be <= max batch size for m",
-                ),
-            ],
+            {
+                "preferred_batch_size[0]": "dynamic batching preferred size must be positive for m",
+                "preferred_batch_size[2]": "dynamic batching preferred size must be <= max batch size for m",
+            },
         ),
-        (ModelDynamicBatching(priority_levels=2, default_priority_level=2), []),
+        (ModelDynamicBatching(priority_levels=2, default_priority_level=2), {}),
         (
             ModelDynamicBatching(priority_levels=2),
-            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
+            {"default_priority_level": "default priority level must be in range [1, 2] for m"},
         ),
         (
             ModelDynamicBatching(priority_levels=2, default_priority_level=3),
-            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
+            {"default_priority_level": "default priority level must be in range [1, 2] for m"},
         ),
-        (ModelDynamicBatching(default_priority_level=1), []),
-        (ModelDynamicBatching(priority_queue_policy={1: ModelQueuePolicy()}), []),
+        (ModelDynamicBatching(default_priority_level=1), {}),
+        (ModelDynamicBatching(priority_queue_policy={1: ModelQueuePolicy()}), {}),
         (
             ModelDynamicBatching(
                 preserve_ordering=True, default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, max_queue_size=8)
             ),
-            [],
+            {},
         ),
-        (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
+        (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), {}),
         (
             ModelDynamicBatching(preserve_ordering=True, priority_levels=2, default_priority_level=1),
-            [
-                (
-                    "dynamic_batching.priority_levels",
-                    "Only one priority level is allowed when 'preserve_ordering' is true for m",
-                )
-            ],
+            {"priority_levels": "Only one priority level is allowed when 'preserve_ordering' is true for m"},
         ),
-        (ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY)), []),
+        (ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY)), {}),
         (
             ModelDynamicBatching(
                 preserve_ordering=True,
@@ -81,25 +70,18 @@ from support.valid_config import problems
                     2: ModelQueuePolicy(),
                 },
             ),
-            [
-                (
-                    "dynamic_batching.priority_queue_policy[2]",
-                    "priority queue policy must have priority level in range [1, 1] for m",
-                ),
-                (
-                    "dynamic_batching.default_queue_policy.timeout_action",
-                    "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
-                ),
-                (
-                    "dynamic_batching.priority_queue_policy[1].timeout_action",
-                    "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
-                ),
-            ],
+            {
+                "priority_queue_policy[2]": "priority queue policy must have priority level in range [1, 1] for m",
+                "default_queue_policy.timeout_action": "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+                "priority_queue_policy[1].timeout_action": "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+            },
         ),
     ],
 )
-def test_dynamic_batching_rules(batching: ModelDynamicBatching, expected: list[tuple[str, str]]):
-    assert problems(dynamic_batching=batching) == expected
+def test_dynamic_batching_rules(batching: ModelDynamicBatching, expected: dict[str, str]):
+    assert problems(dynamic_batching=batching) == [
+        (f"dynamic_batching.{path}", message) for path, message in expected.items()
+    ]
 
 
 def control(name: str, *controls: SequenceControl) -> SequenceControlInput:
@@ -144,25 +126,13 @@ def test_sequence_control_rules():
 
 def test_values_of_sequence_controls():
     of = "for CONTROL_SEQUENCE_START for m"
-    assert sequence(control("S", replace(START, int32_false_true=()))) == [
-        (
-            "[0].control[0]",
-            f"sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' {of}",
-        )
-    ]
-    assert sequence(control("S", replace(START, bool_false_true=(False, True)))) == [
-        (
-            "[0].control[0]",
-            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
-            f"'bool_false_true' {of}",
-        )
-    ]
-    assert sequence(control("S", replace(START, int32_false_true=(1,)))) == [
-        (
-            "[0].control[0].int32_false_true",
-            f"sequence batching control 'int32_false_true' must have exactly 2 entries {of}",
-        )
-    ]
+    none = f"sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' {of}"
+    assert sequence(control("S", replace(START, int32_false_true=()))) == [("[0].control[0]", none)]
+    two = f"sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' {of}"
+    assert sequence(control("S", replace(START, bool_false_true=(False, True)))) == [("[0].control[0]", two)]
+    short = f"sequence batching control 'int32_false_true' must have exactly 2 entries {of}"
+    path = "[0].control[0].int32_false_true"
+    assert sequence(control("S", replace(START, int32_false_true=(1,)))) == [(path, short)]
     assert sequence(control("I", replace(CORRID, data_type=DataType.FP32, int32_false_true=(0, 1)))) == [
         (
             "[0].control[0].data_type",

@@ -5,6 +5,7 @@ import pytest
 from halimede.core.config.batching_options import batching_strategy_name, check_batching_options, priority_aging_us
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelParameter, ModelQueuePolicy
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 LEVELS = ModelDynamicBatching(priority_levels=2, default_priority_level=1)
 INSTEAD = (
@@ -30,9 +31,7 @@ def test_ageing_is_off_unless_it_is_configured():
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "soon", "999", "9" * 17])
 def test_a_wrong_time_of_ageing_is_refused(value: str):
-    with pytest.raises(InferenceError) as refused:
-        check_batching_options(config(LEVELS, PRIORITY_AGING_MICROSECONDS=value), ())
-    assert refused.value == InferenceError(
+    assert error_of(check_batching_options, config(LEVELS, PRIORITY_AGING_MICROSECONDS=value), ()) == InferenceError(
         ErrorCode.INVALID_ARG,
         f"model 'm': parameter 'PRIORITY_AGING_MICROSECONDS' is '{value}'; it must be a number from 1000 to 9007199254740991",
     )
@@ -40,9 +39,7 @@ def test_a_wrong_time_of_ageing_is_refused(value: str):
 
 def test_ageing_over_very_many_levels_is_refused():
     levels = ModelDynamicBatching(priority_levels=101, default_priority_level=1)
-    with pytest.raises(InferenceError) as refused:
-        check_batching_options(config(levels, PRIORITY_AGING_MICROSECONDS="1000"), ())
-    assert refused.value.message == (
+    assert error_of(check_batching_options, config(levels, PRIORITY_AGING_MICROSECONDS="1000"), ()).message == (
         "model 'm': with parameter 'PRIORITY_AGING_MICROSECONDS' a model has at most 100 priority levels, got 101"
     )
     assert notes(config(levels)) == []

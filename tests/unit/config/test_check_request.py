@@ -16,6 +16,7 @@ from halimede.core.config.model_config import (
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes
+from support.refusals import error_of
 from support.request_checks import BAD_PREFIX, BYTES, FP32, fp32, model, refusal, request, strings
 
 NOTE = (
@@ -426,10 +427,7 @@ def test_the_client_sees_reshaped_outputs():
     ],
 )
 def test_wrong_reshaped_output_is_an_internal_error(output: Tensor, message: str):
-    with pytest.raises(InferenceError) as raised:
-        reshaping(4).reshape_outputs([output], 3)
-
-    assert raised.value == InferenceError(ErrorCode.INTERNAL, message)
+    assert error_of(reshaping(4).reshape_outputs, [output], 3) == InferenceError(ErrorCode.INTERNAL, message)
 
 
 LONG = "é" * 100_000

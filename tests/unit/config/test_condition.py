@@ -22,6 +22,7 @@ from halimede_spec.condition import (
     Present,
     Truth,
 )
+from support.refusals import error_of
 
 A, B, C = (Truth(Element(name)) for name in "abc")
 
@@ -87,11 +88,10 @@ def test_condition_has_the_tensors_that_it_names():
     ],
 )
 def test_a_mistake_has_a_place_and_what_is_allowed_there(text, place, what):
-    with pytest.raises(InferenceError) as caught:
-        parse_condition(text)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert caught.value.message.startswith(f"at character {place}: {what}")
-    assert "allowed here: " in caught.value.message
+    error = error_of(parse_condition, text)
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message.startswith(f"at character {place}: {what}")
+    assert "allowed here: " in error.message
 
 
 def test_length_and_depth_are_bounded():

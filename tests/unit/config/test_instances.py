@@ -6,7 +6,8 @@ import pytest
 from halimede.core.config.instances import completed_groups, first_device, plan_instances
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelEnsembling, ModelInstanceGroup
 from halimede.core.inventory import Inventory
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.types import Device, DeviceKind, ErrorCode, Placement
+from support.refusals import error_of
 
 AUTO, GPU, CPU, MODEL = InstanceKind.KIND_AUTO, InstanceKind.KIND_GPU, InstanceKind.KIND_CPU, InstanceKind.KIND_MODEL
 NOTHING = Inventory()
@@ -59,10 +60,9 @@ def complete(
 
 
 def refusal(config: ModelConfig, inventory: Inventory = NOTHING, backend_gpu: bool = True) -> str:
-    with pytest.raises(InferenceError) as raised:
-        planned(config, inventory, backend_gpu=backend_gpu)
-    assert raised.value.code is ErrorCode.INVALID_ARG
-    return raised.value.message
+    error = error_of(planned, config, inventory, backend_gpu=backend_gpu)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from halimede.core.config.autocomplete import batch_size_setting
 from halimede.core.config.model_config import ModelConfig, ModelParameter
 from halimede.core.config.parameters import ValueReader, number_setting, parameters_of, parse_number
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 WRONG_NUMBERS = ["", "-1", "+1", " 1", "1.0", "many", "²", "٣", "9" * 5000]
 
@@ -21,11 +22,10 @@ def test_the_ends_of_the_range_are_numbers() -> None:
 
 @pytest.mark.parametrize("text", WRONG_NUMBERS)
 def test_a_wrong_number_in_a_setting_is_named(text: str) -> None:
-    with pytest.raises(InferenceError) as caught:
-        number_setting("net", {"size": text}, "size", 4)
-    assert caught.value.code is ErrorCode.INVALID_ARG
+    error = error_of(number_setting, "net", {"size": text}, "size", 4)
+    assert error.code is ErrorCode.INVALID_ARG
     shown = text if len(text) < 256 else f"{text[:256]}..."
-    assert caught.value.message == f"--backend-config net,size={shown}: it must be a number, at least 0"
+    assert error.message == f"--backend-config net,size={shown}: it must be a number, at least 0"
 
 
 def test_a_setting_has_a_default_and_a_least_number() -> None:
@@ -68,10 +68,9 @@ def test_every_wrong_value_is_named_in_one_error() -> None:
     given = reader(reads_empty=True, count="9", flag="", choice="C")
     assert (given.count("count", 8, least=1), given.flag("flag", default=True)) == (0, True)
     assert given.choice("choice", {"a": 1, "B": 2}, 7) == 7
-    with pytest.raises(InferenceError) as caught:
-        given.finish("m")
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert caught.value.message == (
+    error = error_of(given.finish, "m")
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message == (
         "model 'm': parameter 'count' is '9'; it must be a number from 1 to 8; "
         "parameter 'flag' is ''; it must be 'true' or 'false'; parameter 'choice' is 'C'; it must be one of a, B"
     )

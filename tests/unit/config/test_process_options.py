@@ -15,7 +15,8 @@ from halimede.core.config.process_options import (
     spins,
 )
 from halimede.core.inventory import Inventory
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+from halimede.core.types import Device, DeviceKind, ErrorCode
+from support.refusals import error_of
 
 
 def config(**parameters: str) -> ModelConfig:
@@ -25,10 +26,9 @@ def config(**parameters: str) -> ModelConfig:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(InferenceError) as caught:
-        call()
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    return caught.value.message
+    error = error_of(call)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import pytest
 from halimede.core.config.model_config import AllVersions, LatestVersions, ModelVersionPolicy, SpecificVersions
 from halimede.core.config.versions import select_versions
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 
 def latest(count: int) -> ModelVersionPolicy:
@@ -35,9 +36,6 @@ def test_a_policy_picks_versions_by_number(policy: ModelVersionPolicy | None, se
     ("policy", "available"), [(None, []), (specific(3), [1, 2]), (latest(0), [1]), (specific(), [1])]
 )
 def test_a_model_without_a_version_to_serve_is_an_error(policy: ModelVersionPolicy | None, available: list[int]):
-    with pytest.raises(InferenceError) as raised:
-        select_versions(policy, available, "m")
-
-    assert raised.value == InferenceError(
+    assert error_of(select_versions, policy, available, "m") == InferenceError(
         ErrorCode.INVALID_ARG, "at least one version must be available under the version policy of model 'm'"
     )

@@ -1,9 +1,8 @@
 """The gate before a step: which calls proceed, wait or expire."""
 
-import pytest
-
 from halimede.core.ensemble.admission import Gate
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 
 def test_calls_proceed_up_to_the_limit_and_then_in_order() -> None:
@@ -26,9 +25,7 @@ def test_call_above_the_limit_admits_no_other_call() -> None:
 def test_number_of_waiting_calls_is_bounded() -> None:
     gate = Gate(1, max_waiting=1)
     assert [gate.try_enter((ticket, 1), None) for ticket in range(2)] == [True, False]
-    with pytest.raises(InferenceError) as refused:
-        gate.try_enter((3, 1), None)
-    assert refused.value == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+    assert error_of(gate.try_enter, (3, 1), None) == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
 def test_removed_call_is_skipped() -> None:

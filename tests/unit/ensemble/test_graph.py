@@ -9,6 +9,7 @@ from halimede.core.ensemble.graph import MAX_PLANS, make_graph, members_of
 from halimede.core.ensemble.rows import make_fit
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.graphs import ensemble, graph, model
+from support.refusals import error_of
 
 A = model("a")
 B = model("b")
@@ -21,10 +22,9 @@ X_TO_Y = ({"IN": "x"}, {"OUT": "y"})
 
 
 def refused(steps, *args, **kwargs) -> str:
-    with pytest.raises(InferenceError) as caught:
-        graph(steps, *args, **kwargs)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    return caught.value.message
+    error = error_of(graph, steps, *args, **kwargs)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 def test_the_members_are_the_steps_models_in_their_order():
@@ -217,9 +217,7 @@ def test_steps_are_compared_with_the_inner_shape_of_the_ensemble(batch, members)
 
 
 def test_reshape_mismatch_shows_the_shape_for_the_step():
-    with pytest.raises(InferenceError) as raised:
-        make_graph(reshaped(0), [model("a", dims=(8,), batch=0)])
-    assert raised.value.message.startswith(
+    assert error_of(make_graph, reshaped(0), [model("a", dims=(8,), batch=0)]).message.startswith(
         "in ensemble e, ensemble tensor x: inconsistent shape: [4,1,2] is inferred from model e while [8] is inferred "
         "from model a"
     )

@@ -7,6 +7,7 @@ from halimede.core.config.condition import parse_condition
 from halimede.core.ensemble.when import MAX_TEXT_BYTES, is_met, kind_problems
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes, tensor_from_array
+from support.refusals import error_of
 
 TENSORS = {
     "score": tensor_from_array("score", DataType.FP32, np.array([[0.75, 0.1]], np.float32)),
@@ -84,12 +85,11 @@ def test_a_condition_is_met(text):
     ],
 )
 def test_kinds_that_differ_are_an_error_before_any_request_and_with_one(text, problem):
-    with pytest.raises(InferenceError) as caught:
-        met(text)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert caught.value.message.startswith(problem)
+    error = error_of(met, text)
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message.startswith(problem)
     datatypes = {name: tensor.datatype for name, tensor in TENSORS.items() if tensor is not None}
-    assert kind_problems(parse_condition(text), datatypes) == [caught.value.message]
+    assert kind_problems(parse_condition(text), datatypes) == [error.message]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,7 @@ def test_kinds_that_differ_are_an_error_before_any_request_and_with_one(text, pr
 def test_errors_that_only_a_request_can_show(text, problem):
     datatypes = {name: tensor.datatype for name, tensor in TENSORS.items() if tensor is not None}
     assert kind_problems(parse_condition(text), datatypes) == []
-    with pytest.raises(InferenceError) as caught:
-        met(text)
-    assert caught.value == InferenceError(ErrorCode.INVALID_ARG, problem)
+    assert error_of(met, text) == InferenceError(ErrorCode.INVALID_ARG, problem)
 
 
 def test_a_text_is_compared_up_to_a_length():

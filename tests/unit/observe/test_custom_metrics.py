@@ -12,6 +12,7 @@ from halimede.core.observe.metrics import PAGE_NAMES, ModelSample
 from halimede.core.observe.stats import ModelStats
 from halimede.core.types import ErrorCode, InferenceError
 from support.examples import examples
+from support.refusals import error_of
 
 A, B = "m:1", "other:1"
 
@@ -36,9 +37,8 @@ def counter(custom: CustomMetrics, owner: str = A, name: str = "c", labels: Mapp
 
 
 def refusal(call: Callable[[], object]) -> tuple[ErrorCode, str]:
-    with pytest.raises(InferenceError) as caught:
-        call()
-    return caught.value.code, caught.value.message
+    error = error_of(call)
+    return error.code, error.message
 
 
 def test_a_model_counts_measures_and_observes():

@@ -15,45 +15,33 @@ from halimede.core.types.statistics import FailureReason, SequenceCount
 MS = 1_000_000
 
 # Names, types and help texts as the clients and dashboards of Triton know them.
+COUNTERS = {
+    "nv_inference_request_success": "Number of successful inference requests, all batch sizes",
+    "nv_inference_request_failure": "Number of failed inference requests, all batch sizes",
+    "nv_inference_count": "Number of inferences performed (does not include cached requests)",
+    "nv_inference_exec_count": "Number of model executions performed (does not include cached requests)",
+    "nv_inference_request_duration_us": "Cumulative inference request duration in microseconds (includes cached requests)",
+    "nv_inference_queue_duration_us": "Cumulative inference queuing duration in microseconds (includes cached requests)",
+    "nv_inference_compute_input_duration_us": "Cumulative compute input duration in microseconds (does not include cached requests)",
+    "nv_inference_compute_infer_duration_us": "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    "nv_inference_compute_output_duration_us": "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    "nv_energy_consumption": "GPU energy consumption in joules since the Triton Server started",
+}
+GAUGES = {
+    "nv_inference_pending_request_count": "Instantaneous number of pending requests awaiting execution per-model.",
+    "nv_model_load_duration_secs": "Model load time in seconds",
+    "nv_gpu_utilization": "GPU utilization rate [0.0 - 1.0)",
+    "nv_gpu_memory_total_bytes": "GPU total memory, in bytes",
+    "nv_gpu_memory_used_bytes": "GPU used memory, in bytes",
+    "nv_gpu_power_usage": "GPU power usage in watts",
+    "nv_gpu_power_limit": "GPU power management limit in watts",
+    "nv_cpu_utilization": "CPU utilization rate [0.0 - 1.0]",
+    "nv_cpu_memory_total_bytes": "CPU total memory (RAM), in bytes",
+    "nv_cpu_memory_used_bytes": "CPU used memory (RAM), in bytes",
+}
 TRITON_FAMILIES = {
-    "nv_inference_request_success": ("counter", "Number of successful inference requests, all batch sizes"),
-    "nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes"),
-    "nv_inference_count": ("counter", "Number of inferences performed (does not include cached requests)"),
-    "nv_inference_exec_count": ("counter", "Number of model executions performed (does not include cached requests)"),
-    "nv_inference_request_duration_us": (
-        "counter",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
-    ),
-    "nv_inference_queue_duration_us": (
-        "counter",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
-    ),
-    "nv_inference_compute_input_duration_us": (
-        "counter",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-    ),
-    "nv_inference_compute_infer_duration_us": (
-        "counter",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-    ),
-    "nv_inference_compute_output_duration_us": (
-        "counter",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-    ),
-    "nv_inference_pending_request_count": (
-        "gauge",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-    ),
-    "nv_model_load_duration_secs": ("gauge", "Model load time in seconds"),
-    "nv_gpu_utilization": ("gauge", "GPU utilization rate [0.0 - 1.0)"),
-    "nv_gpu_memory_total_bytes": ("gauge", "GPU total memory, in bytes"),
-    "nv_gpu_memory_used_bytes": ("gauge", "GPU used memory, in bytes"),
-    "nv_gpu_power_usage": ("gauge", "GPU power usage in watts"),
-    "nv_gpu_power_limit": ("gauge", "GPU power management limit in watts"),
-    "nv_energy_consumption": ("counter", "GPU energy consumption in joules since the Triton Server started"),
-    "nv_cpu_utilization": ("gauge", "CPU utilization rate [0.0 - 1.0]"),
-    "nv_cpu_memory_total_bytes": ("gauge", "CPU total memory (RAM), in bytes"),
-    "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
+    **{name: ("counter", text) for name, text in COUNTERS.items()},
+    **{name: ("gauge", text) for name, text in GAUGES.items()},
 }
 
 

@@ -14,6 +14,7 @@ from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.spec.ensemble import member_names
 from halimede_operator.core.spec.types import DeviceClaim, EnsembleSpec, Key, Kind
 from halimede_operator.core.subject import Subject
+from support.operator_rollouts import STEPS
 
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
 NOW = "2026-11-23T08:00:00Z"
@@ -22,13 +23,6 @@ DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 CHAIN = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")
 GOOD = {"model": {"uri": "s3://models/digits"}}
 BAD = {"model": {"uri": "ftp://models/digits"}}
-STEPS = {
-    "inputs": [{"name": "image", "dataType": "FP32", "shape": [-1]}],
-    "outputs": [{"name": "label", "dataType": "INT64", "shape": [1], "from": "read.label"}],
-    "steps": [
-        {"name": "read", "modelRef": {"name": "digits"}, "inputs": {"x": "request.image"}, "outputs": {"y": "label"}}
-    ],
-}
 
 
 def thing(key: Key, spec: dict[str, Any]) -> Object:

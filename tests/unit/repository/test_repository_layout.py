@@ -14,6 +14,7 @@ from halimede.core.repository.layout import (
     version_directories,
 )
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+from support.refusals import error_of
 
 
 def test_versions_are_the_directories_with_plain_positive_numbers():
@@ -114,10 +115,7 @@ def test_directory_suffix_determines_the_backend_without_a_known_file():
 
 @pytest.mark.parametrize("name", ["resnet", "resnet.", ".onnxruntime"])
 def test_undetermined_backend_is_an_error(name: str):
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(ModelConfig(), name, ("weights.bin",))
-
-    assert raised.value == InferenceError(
+    assert error_of(detect_backend, ModelConfig(), name, ("weights.bin",)) == InferenceError(
         ErrorCode.INVALID_ARG,
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'.",
@@ -125,10 +123,7 @@ def test_undetermined_backend_is_an_error(name: str):
 
 
 def test_error_names_a_model_file_under_another_name_and_the_expected_name():
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(ModelConfig(), "resnet", ("notes.txt", "resnet50.onnx"))
-
-    assert raised.value.message.endswith(
+    assert error_of(detect_backend, ModelConfig(), "resnet", ("notes.txt", "resnet50.onnx")).message.endswith(
         "'model.<backend_name>'. The first version has 'resnet50.onnx' instead of 'model.onnx': rename it, or "
         'write backend: "onnxruntime" and default_model_filename: "resnet50.onnx" in config.pbtxt.'
     )
@@ -150,9 +145,7 @@ def test_error_names_a_model_file_under_another_name_and_the_expected_name():
     ],
 )
 def test_error_says_what_to_do_with_other_files_of_tensorflow(files: tuple[str, ...], hint: str):
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(ModelConfig(), "resnet", files)
-    assert raised.value.message.endswith(f"'model.<backend_name>'. {hint}")
+    assert error_of(detect_backend, ModelConfig(), "resnet", files).message.endswith(f"'model.<backend_name>'. {hint}")
 
 
 def test_file_is_the_configured_one_or_that_of_the_platform():
@@ -195,10 +188,7 @@ def test_configuration_takes_precedence_over_files_and_suffix(
     ],
 )
 def test_platform_and_backend_may_not_contradict_each_other(platform: str, backend: str):
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(ModelConfig(platform=platform, backend=backend), "m", ())
-
-    assert raised.value == InferenceError(
+    assert error_of(detect_backend, ModelConfig(platform=platform, backend=backend), "m", ()) == InferenceError(
         ErrorCode.INVALID_ARG, f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     )
 
@@ -225,16 +215,11 @@ def test_platform_and_backend_may_not_contradict_each_other(platform: str, backe
     ],
 )
 def test_an_ensemble_has_no_backend_and_no_other_platform(config: ModelConfig, text: str):
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(config, "m", ())
-    assert raised.value == InferenceError(ErrorCode.INVALID_ARG, text)
+    assert error_of(detect_backend, config, "m", ()) == InferenceError(ErrorCode.INVALID_ARG, text)
 
 
 def test_an_unknown_platform_alone_is_an_error():
-    with pytest.raises(InferenceError) as raised:
-        detect_backend(ModelConfig(platform="caffe2_netdef"), "m", ("model.onnx",))
-
-    assert raised.value == InferenceError(
+    assert error_of(detect_backend, ModelConfig(platform="caffe2_netdef"), "m", ("model.onnx",)) == InferenceError(
         ErrorCode.INVALID_ARG,
         "unexpected platform type 'caffe2_netdef' for m; expected one of tensorflow_savedmodel, "
         "tensorflow_graphdef, tensorrt_plan, onnxruntime_onnx, pytorch_libtorch, torch_aoti, ensemble, or a 'backend'",

@@ -4,6 +4,7 @@ import pytest
 
 from halimede.core.repository.lifecycle import NEXT, VersionEvent, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
+from support.refusals import error_of
 
 UNKNOWN, LOADING, READY = ModelReadyState.UNKNOWN, ModelReadyState.LOADING, ModelReadyState.READY
 UNLOADING, UNAVAILABLE = ModelReadyState.UNLOADING, ModelReadyState.UNAVAILABLE
@@ -50,20 +51,16 @@ def test_every_transient_state_can_be_left():
     ("state", "event"), [pair for pair in product(ModelReadyState, VersionEvent) if pair not in NEXT], ids=str
 )
 def test_any_other_transition_is_an_internal_error(state: ModelReadyState, event: VersionEvent):
-    with pytest.raises(InferenceError) as raised:
-        next_state(state, event)
+    error = error_of(next_state, state, event)
 
-    assert raised.value.code is ErrorCode.INTERNAL
-    assert raised.value.message.startswith(
+    assert error.code is ErrorCode.INTERNAL
+    assert error.message.startswith(
         f"a model version in state {state.value} cannot take {event.name}, expected one of "
     )
 
 
 def test_error_names_the_expected_events():
-    with pytest.raises(InferenceError) as raised:
-        next_state(LOADING, VersionEvent.UNLOAD)
-
-    assert raised.value.message == (
+    assert error_of(next_state, LOADING, VersionEvent.UNLOAD).message == (
         "a model version in state LOADING cannot take UNLOAD, expected one of LOADED, FAILED"
     )
 

@@ -18,8 +18,9 @@ from halimede.core.config.model_config import (
 )
 from halimede.core.config.validate import validate
 from halimede.core.schedule.batch_plan import BatchPlan, make_batch_input, plan_batches
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types import DataType, ErrorCode, Tensor
 from halimede.core.types.tensor import tensor_from_array
+from support.refusals import error_of
 
 FP32, INT32, INT64, BYTES = DataType.FP32, DataType.INT32, DataType.INT64, DataType.BYTES
 X = ModelInput("X", FP32, dims=(-1,))
@@ -52,9 +53,8 @@ def lists(arrays) -> dict[str, list]:
 
 
 def refusal(work) -> tuple[ErrorCode, str]:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    return caught.value.code, caught.value.message
+    error = error_of(work)
+    return error.code, error.message
 
 
 def test_a_model_without_such_settings_has_no_plan():

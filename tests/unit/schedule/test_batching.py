@@ -7,6 +7,7 @@ from halimede.core.config.check_request import FRAMED_AT_ONCE
 from halimede.core.schedule.batching import check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import concatenate, join_bytes, tensor_from_array
+from support.refusals import error_of
 
 FP32, INT32, BYTES = DataType.FP32, DataType.INT32, DataType.BYTES
 FIXED = [datatype for datatype in DataType if datatype.itemsize]
@@ -30,10 +31,9 @@ def address(array) -> int:
 
 
 def raised(work) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    assert caught.value.code is ErrorCode.INTERNAL
-    return caught.value
+    error = error_of(work)
+    assert error.code is ErrorCode.INTERNAL
+    return error
 
 
 def test_one_request_is_gathered_as_a_view_of_its_own_bytes():

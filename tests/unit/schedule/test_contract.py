@@ -16,6 +16,7 @@ from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 from support.examples import drawn
+from support.refusals import error_of
 from support.sequence_requests import direct, oldest
 from support.toy_schedulers import (
     EXPIRED,
@@ -294,9 +295,7 @@ def test_a_level_has_its_own_bound_and_timeout() -> None:
     scheduler = Priorities({1: 10, 2: 5}, max_queue_size=1)
     for key, priority in ((1, 0), (2, 1), (3, 2)):
         scheduler.enqueue(Pending(key, 1, 4, priority=priority), 0)
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(Pending(4, 1, 4, priority=1), 0)
-    assert refused.value is FULL
+    assert error_of(scheduler.enqueue, Pending(4, 1, 4, priority=1), 0) is FULL
     assert scheduler.wake_at() == 5
     assert scheduler.poll(5) == [Fail(3, EXPIRED, FailureReason.EXPIRED)]
     assert scheduler.wake_at() == 10

@@ -1,7 +1,5 @@
 """The scheduler of a model without `dynamic_batching`: one request per execution."""
 
-import pytest
-
 from halimede.core.config.model_config import ModelConfig, TimeoutAction
 from halimede.core.schedule.actions import Execute, Fail, Slot
 from halimede.core.schedule.dynamic_batcher import DynamicBatchScheduler
@@ -10,6 +8,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
+from support.refusals import error_of
 
 TOOK = 1_000_000
 
@@ -63,10 +62,9 @@ def test_its_queue_is_bounded():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_queue_size=1))
     scheduler.enqueue(Pending(1, 1, 4), 0)
 
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(Pending(2, 1, 4), 0)
-
-    assert refused.value == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+    assert error_of(scheduler.enqueue, Pending(2, 1, 4), 0) == InferenceError(
+        ErrorCode.UNAVAILABLE, "Exceeds maximum queue size"
+    )
 
 
 def test_timeouts_reject_or_delay():

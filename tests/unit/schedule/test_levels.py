@@ -12,6 +12,7 @@ from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 from support.scheduling import TOOK, arrive, expired, finish_all, pending
 
 MS = 1_000_000
@@ -157,9 +158,7 @@ def test_each_level_has_its_own_bound():
         arrive(scheduler, at(key, priority), key)
 
     for priority in (0, 1, 2, 3, 4):
-        with pytest.raises(InferenceError) as refused:
-            scheduler.enqueue(at(9, priority), 9)
-        assert refused.value == FULL
+        assert error_of(scheduler.enqueue, at(9, priority), 9) == FULL
     assert scheduler.try_cancel(1)
     assert arrive(scheduler, at(9, 1), 9) == []
 
@@ -167,9 +166,7 @@ def test_each_level_has_its_own_bound():
 def test_the_bytes_of_all_levels_count_together():
     scheduler = busy(BatchPolicy(max_queue_bytes=10))
     scheduler.enqueue(replace(at(1, 1), size_bytes=11), 1)
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(replace(at(2, 3), size_bytes=1), 1)
-    assert refused.value == FULL
+    assert error_of(scheduler.enqueue, replace(at(2, 3), size_bytes=1), 1) == FULL
     assert scheduler.try_cancel(1)
     scheduler.enqueue(replace(at(2, 3), size_bytes=10), 1)
 

@@ -14,6 +14,7 @@ from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
+from support.batcher_events import Add, Advance, Cancel, Complete, Lose, Wake, outcome
 from support.examples import Draws, drawn, examples
 from support.strategies import Groups
 
@@ -198,39 +199,6 @@ class Enqueue:
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    back: int
-    """How many keys before the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Lose:
-    slot: Slot
-    is_unread: bool
-    """Whether the worker had not read its batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Sleep until `wake_at`."""
-
-
 Event = Enqueue | Cancel | Complete | Lose | Add | Advance | Wake
 
 Script = list[tuple[Event, bool]]
@@ -360,8 +328,8 @@ class Both:
         key = len(self.requests) + 1
         pending = Pending(key, event.rows, event.size_bytes, event.shape, event.priority, event.timeout_us)
         self.requests[key] = pending
-        mine = refusal(self.scheduler, pending, self.now)
-        assert mine == refusal(self.model, pending, self.now)
+        mine = outcome(self.scheduler.enqueue, pending, self.now)
+        assert mine == outcome(self.model.enqueue, pending, self.now)
         if mine is None:
             self.accepted.add(key)
 
@@ -428,14 +396,6 @@ class Both:
         self.poll()
         moved_on = self.scheduler.wake_at()
         assert moved_on is None or moved_on > at or self.scheduler.queued < queued, "there was something to do"
-
-
-def refusal(scheduler: DynamicBatchScheduler | SlowLevels, pending: Pending, now: int) -> InferenceError | None:
-    try:
-        scheduler.enqueue(pending, now)
-    except InferenceError as error:
-        return error
-    return None
 
 
 @settings(max_examples=examples(400), deadline=None)

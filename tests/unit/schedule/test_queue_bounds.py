@@ -5,6 +5,7 @@ import pytest
 from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 from support.scheduling import TOOK, arrive, busy_scheduler, expired, finish_all, pending
 
 FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
@@ -15,10 +16,7 @@ def test_a_full_queue_refuses_and_counts_only_queued_requests():
     arrive(scheduler, pending(1), 1)
     arrive(scheduler, pending(2), 2)
 
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(pending(3), 3)
-
-    assert refused.value == FULL
+    assert error_of(scheduler.enqueue, pending(3), 3) == FULL
     assert scheduler.queued == 2
     scheduler.completed(Slot(0), TOOK)
     assert scheduler.poll(4) == [Execute(Slot(0), (1,))]
@@ -29,9 +27,7 @@ def test_bytes_of_a_request_count_until_it_leaves_the_queue_in_any_way():
     policy = BatchPolicy(max_queue_bytes=100, default_timeout_ns=1000, allow_timeout_override=True)
     scheduler = busy_scheduler(policy)
     arrive(scheduler, pending(1, size_bytes=60, timeout_us=1), 0)  # until 1000
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(pending(2, size_bytes=41), 0)
-    assert refused.value == FULL
+    assert error_of(scheduler.enqueue, pending(2, size_bytes=41), 0) == FULL
     arrive(scheduler, pending(2, size_bytes=40), 1)
     assert scheduler.poll(1000) == [expired(1)]
     arrive(scheduler, pending(3, size_bytes=60), 1000)

@@ -6,6 +6,7 @@ from halimede.core.config.read import read_config
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes
+from support.refusals import error_of
 
 CONFIG = """
 max_batch_size: {rows}
@@ -73,9 +74,8 @@ def test_differing_output_is_sent_and_warned_of_once(tensor, text):
 def test_strict_checker_refuses_a_differing_output_each_time(tensor, text):
     of = checker(strict=True)
     for _ in range(2):
-        with pytest.raises(InferenceError) as raised:
-            of.check([tensor], (), 1)
-        assert (raised.value.code, raised.value.message) == (ErrorCode.INTERNAL, text)
+        error = error_of(of.check, [tensor], (), 1)
+        assert (error.code, error.message) == (ErrorCode.INTERNAL, text)
     assert of.warnings == []
 
 
@@ -126,6 +126,4 @@ def test_rows_of_a_decoupled_model_and_shapes_without_batching_are_free():
 def test_answer_that_no_client_could_read_is_always_refused(tensors, text):
     of = checker()
     for _ in range(2):
-        with pytest.raises(InferenceError) as raised:
-            of.check(tensors, (), 1)
-        assert raised.value.message == text
+        assert error_of(of.check, tensors, (), 1).message == text

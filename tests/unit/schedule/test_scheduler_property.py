@@ -13,6 +13,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
+from support.batcher_events import Add, Advance, Cancel, Complete, Lose, Wake, outcome
 from support.examples import Draws, drawn, examples
 
 US = 1000
@@ -149,40 +150,7 @@ class StartOrEnqueue:
     arrival: Enqueue
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    back: int
-    """How many keys before the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    instance: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    instance: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    instance: Slot
-    is_unread: bool
-    """Whether the worker had not read its batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Sleep until `wake_at`."""
-
-
-Event = Enqueue | StartOrEnqueue | Cancel | Complete | Add | Remove | Advance | Wake
+Event = Enqueue | StartOrEnqueue | Cancel | Complete | Add | Lose | Advance | Wake
 
 Script = list[tuple[Event, bool]]
 # Queues fill only where arrivals outnumber everything else.
@@ -192,7 +160,7 @@ EVENTS: tuple[type[Event], ...] = (
     *(Cancel,) * 3,
     *(Complete,) * 2,
     *(Advance,) * 2,
-    *(Wake, Add, Remove),
+    *(Wake, Add, Lose),
 )
 
 
@@ -218,8 +186,8 @@ def event(draws: Draws) -> Event:
     if kind is Wake:
         return Wake()
     instance = Slot(draws.below(3))
-    if kind is Remove:
-        return Remove(instance, draws.pick((False, True)))
+    if kind is Lose:
+        return Lose(instance, draws.pick((False, True)))
     return Complete(instance) if kind is Complete else Add(instance)
 
 
@@ -270,8 +238,8 @@ class Both:
             case Enqueue():
                 pending = self.arrived(event)
                 key = pending.key
-                mine = outcome(self.batcher, pending, self.now)
-                assert mine == outcome(self.model, pending, self.now)
+                mine = outcome(self.batcher.enqueue, pending, self.now)
+                assert mine == outcome(self.model.enqueue, pending, self.now)
                 if mine is None:
                     self.entered[key] = self.now
             case Cancel(back):
@@ -293,7 +261,7 @@ class Both:
                 if instance not in self.idle and instance not in self.running:
                     self.batcher.add_slot(instance)
                     self.set_free(instance)
-            case Remove(instance, is_unread):
+            case Lose(instance, is_unread):
                 keys = self.running.pop(instance, ())
                 unread = [self.requests[key] for key in keys] if is_unread else []
                 assert self.batcher.remove_slot(instance, [unread], self.now) == [each.key for each in unread]
@@ -394,14 +362,6 @@ class Both:
             assert self.now < oldest + self.policy.max_queue_delay_ns, "idle beside work that is due"
             rows = list(accumulate(one.pending.batch_size for one in self.model.waiting))
             assert not {*rows} & {*self.model.preferred}, "idle beside a preferred size"
-
-
-def outcome(scheduler: DynamicBatchScheduler | SlowScheduler, pending: Pending, now: int) -> InferenceError | None:
-    try:
-        scheduler.enqueue(pending, now)
-    except InferenceError as error:
-        return error
-    return None
 
 
 @settings(max_examples=examples(400), deadline=None)

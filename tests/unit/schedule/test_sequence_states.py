@@ -12,6 +12,7 @@ from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 from halimede.workers.states import HeldStates
+from support.refusals import error_of
 from support.sequence_requests import in_sequence, oldest
 
 ONE = Slot(0)
@@ -132,9 +133,8 @@ def test_an_id_that_is_too_long_is_refused() -> None:
     scheduler.enqueue(in_sequence(1, "0123456789", "S"), 0)
     scheduler.enqueue(in_sequence(2, 1 << 63, "S"), 0)
     assert held.account.held_bytes == 10
-    with pytest.raises(InferenceError) as caught:
-        scheduler.enqueue(in_sequence(3, "012345678\N{EURO SIGN}", "S"), 0)
-    assert (caught.value.code, caught.value.message) == (
+    error = error_of(scheduler.enqueue, in_sequence(3, "012345678\N{EURO SIGN}", "S"), 0)
+    assert (error.code, error.message) == (
         ErrorCode.INVALID_ARG,
         "the sequence_id of an inference request to model 'm' has 12 bytes, at most 10 are accepted. Use "
         "--max-sequence-id-size to increase the limit.",
@@ -145,9 +145,8 @@ def test_an_id_that_is_too_long_is_refused() -> None:
 def test_ids_that_exceed_the_bound_together_are_refused() -> None:
     scheduler, held = counted(19)
     scheduler.enqueue(in_sequence(1, "a" * 10, "S"), 0)
-    with pytest.raises(InferenceError) as caught:
-        scheduler.enqueue(in_sequence(2, "b" * 10, "S"), 0)
-    assert (caught.value.code, caught.value.message) == (
+    error = error_of(scheduler.enqueue, in_sequence(2, "b" * 10, "S"), 0)
+    assert (error.code, error.message) == (
         ErrorCode.UNAVAILABLE,
         "inference request to model 'm': the server has no memory left for another sequence",
     )

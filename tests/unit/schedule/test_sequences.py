@@ -14,6 +14,7 @@ from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.sequences.plan import CorrelationControl
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason, SequenceCount
+from support.refusals import error_of
 from support.sequence_requests import direct, in_sequence, oldest
 
 ONE, TWO = Slot(0), Slot(1)
@@ -26,9 +27,7 @@ BOTH = pytest.mark.parametrize("policy", [direct(2), oldest(2)], ids=["direct", 
 
 
 def refusal(scheduler: SequenceScheduler, *arguments: object, **more: object) -> str:
-    with pytest.raises(InferenceError) as caught:
-        scheduler.enqueue(in_sequence(*arguments, **more), 0)  # type: ignore[arg-type]
-    return caught.value.message
+    return error_of(scheduler.enqueue, in_sequence(*arguments, **more), 0).message
 
 
 def run(scheduler: SequenceScheduler, now_ns: int = 0, slot: Slot = ONE) -> list[Action]:

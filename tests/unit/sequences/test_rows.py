@@ -7,6 +7,7 @@ import pytest
 from halimede.core.sequences.rows import NULL_KEY, Memory, Row, Sequences, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.workers.states import HeldStates
+from support.refusals import error_of
 from support.sequences import CONTROLS, SUM, config_of, inputs, item, plan_of, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
@@ -224,9 +225,7 @@ def test_clients_see_a_state_that_is_an_output() -> None:
 )
 def test_a_state_that_does_not_fit_the_configuration_is_refused(new: Tensor, text: str) -> None:
     (row,) = sequences_of(config_of(SUM % "")).begin([item(1, 0, start=True)])
-    with pytest.raises(InferenceError) as caught:
-        row.take([new])
-    assert caught.value == InferenceError(ErrorCode.INTERNAL, f"state output 'sum': {text}")
+    assert error_of(row.take, [new]) == InferenceError(ErrorCode.INTERNAL, f"state output 'sum': {text}")
 
 
 DYNAMIC = 'state { input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: [ -1 ] %s }'
@@ -271,9 +270,7 @@ def test_one_buffer_takes_all_states_of_a_sequence() -> None:
     row.end(is_last=True)
     assert values([first]) == {"s": [[6.0]]}, "the same memory"
     (row,) = sequences.begin([item(3, 0)])
-    with pytest.raises(InferenceError) as caught:
-        row.take([tensor("t", FP32, [[1, 2]])])
-    assert caught.value.message == (
+    assert error_of(row.take, [tensor("t", FP32, [[1, 2]])]).message == (
         "state output 't': the model returned shape [1,2], but 'use_same_buffer_for_input_output' keeps the state in a "
         "buffer of shape [1,1]"
     )

@@ -16,6 +16,7 @@ from halimede.core.config.model_config import (
     StrategyOldest,
 )
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 FIXED = {"x": (-1, 4)}
 OPEN = {"x": (-1, -1)}
@@ -41,9 +42,7 @@ def planned(settings: ModelConfig, inputs=FIXED, profiles=(PROFILE,)) -> list[tu
 
 
 def refused(settings: ModelConfig, inputs=FIXED) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        plan_graphs(settings, inputs, [PROFILE])
-    return caught.value
+    return error_of(plan_graphs, settings, inputs, [PROFILE])
 
 
 def test_no_graphs_unless_they_are_asked_for():

@@ -10,6 +10,7 @@ from halimede.core.config.model_config import (
     PinnedMemoryBuffer,
 )
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 
 def test_backend_settings():
@@ -50,11 +51,10 @@ def test_native_code_is_opened_with_plugins_and_compatible_plans(settings, opens
     ],
 )
 def test_a_wrong_setting_is_named(key, text, expected):
-    with pytest.raises(InferenceError) as caught:
-        read_backend_options({key: text})
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert caught.value.message.startswith(f"--backend-config tensorrt,{key}={text[:200]}")
-    assert caught.value.message.endswith(f"it must be {expected}")
+    error = error_of(read_backend_options, {key: text})
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message.startswith(f"--backend-config tensorrt,{key}={text[:200]}")
+    assert error.message.endswith(f"it must be {expected}")
 
 
 def config(optimization: ModelOptimizationPolicy | None = None, **parameters: str) -> ModelConfig:
@@ -76,9 +76,9 @@ def test_model_options():
 
 
 def test_an_unknown_allocation_strategy_is_named():
-    with pytest.raises(InferenceError) as caught:
-        read_model_options(config(execution_context_allocation_strategy="USER_MANAGED"), "m")
-    assert caught.value == InferenceError(
+    assert error_of(
+        read_model_options, config(execution_context_allocation_strategy="USER_MANAGED"), "m"
+    ) == InferenceError(
         ErrorCode.INVALID_ARG,
         "model 'm': parameter 'execution_context_allocation_strategy' is 'USER_MANAGED'; it must be one of STATIC, "
         "ON_PROFILE_CHANGE",

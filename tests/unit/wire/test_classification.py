@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import tensor_from_array
 from halimede.core.wire.classification import check_classifiable, classify
+from support.refusals import error_of
 
 
 def scores(values: Any, datatype: DataType = DataType.FP32) -> Tensor:
@@ -82,9 +83,9 @@ def test_top_classes_of_many_equal_the_full_sort(values: list[int], k: int) -> N
 def test_an_output_that_is_too_large_is_not_classified() -> None:
     largest = scores(np.zeros((2, 500_000)), DataType.INT8)
     assert classes(largest, 1) == [["0:0"], ["0:0"]]
-    with pytest.raises(InferenceError) as caught:
-        classify(scores(np.zeros((1, 1_000_001)), DataType.INT8), 1, (), batched=True)
-    assert caught.value == InferenceError(ErrorCode.INVALID_ARG, "classification output tensor too large")
+    assert error_of(classify, scores(np.zeros((1, 1_000_001)), DataType.INT8), 1, (), batched=True) == InferenceError(
+        ErrorCode.INVALID_ARG, "classification output tensor too large"
+    )
 
 
 def test_empty_tensors_have_no_classes() -> None:
@@ -97,9 +98,5 @@ def test_datatypes_without_classes(name: str) -> None:
     error = InferenceError(
         ErrorCode.INVALID_ARG, f"class result not available for output due to unsupported type '{name}', output 'y'"
     )
-    with pytest.raises(InferenceError) as caught:
-        classify(Tensor("y", DataType[name], (1, 0), b""), 1, (), batched=True)
-    assert caught.value == error
-    with pytest.raises(InferenceError) as caught:
-        check_classifiable("y", DataType[name])
-    assert caught.value == error
+    assert error_of(classify, Tensor("y", DataType[name], (1, 0), b""), 1, (), batched=True) == error
+    assert error_of(check_classifiable, "y", DataType[name]) == error

@@ -20,6 +20,7 @@ from halimede.core.wire.generate import (
     tensor_shape,
 )
 from halimede.core.wire.steps import run
+from support.refusals import error_of
 
 
 def view(inputs: dict[str, tuple[DataType, tuple[int, ...]]], max_batch_size: int = 0) -> ModelView:
@@ -40,10 +41,9 @@ def decode(body: Any, of: ModelView = ALL) -> InferenceRequest:
 
 
 def refusal(body: Any, of: ModelView = ALL) -> str:
-    with pytest.raises(InferenceError) as refused:
-        decode(body, of)
-    assert refused.value.code is ErrorCode.INVALID_ARG
-    return refused.value.message
+    error = error_of(decode, body, of)
+    assert error.code is ErrorCode.INVALID_ARG
+    return error.message
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,10 @@ def test_the_number_of_values_and_the_configuration_give_the_shape(
     if shape is not None:
         assert tensor_shape(declared, batches, count) == shape
         return
-    with pytest.raises(InferenceError) as refused:
-        tensor_shape(declared, batches, count)
-    assert refused.value.message == "The schema can not convert input 'x' to tensor with proper shape"
+    assert (
+        error_of(tensor_shape, declared, batches, count).message
+        == "The schema can not convert input 'x' to tensor with proper shape"
+    )
 
 
 def test_every_other_member_is_a_parameter_as_are_the_nested_ones() -> None:

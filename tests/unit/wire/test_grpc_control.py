@@ -30,6 +30,7 @@ from halimede.core.wire.grpc_control import (
     encode_statistics,
 )
 from halimede.core.wire.protocol import POOL, message_class
+from support.refusals import error_of
 
 Load = message_class("inference.RepositoryModelLoadRequest")
 Unload = message_class("inference.RepositoryModelUnloadRequest")
@@ -293,23 +294,23 @@ def test_load_parameters() -> None:
     ],
 )
 def test_invalid_load_parameters(key: str, parameter: dict, text: str) -> None:
-    with pytest.raises(InferenceError) as caught:
-        decode_load_parameters(Load(parameters={key: parameter}))
-    assert caught.value == InferenceError(ErrorCode.INVALID_ARG, text)
+    assert error_of(decode_load_parameters, Load(parameters={key: parameter})) == InferenceError(
+        ErrorCode.INVALID_ARG, text
+    )
 
 
 def test_unload_parameters() -> None:
     assert decode_unload_dependents(Unload()) is False
     assert decode_unload_dependents(Unload(parameters={"unload_dependents": {"bool_param": True}})) is True
-    with pytest.raises(InferenceError) as caught:
-        decode_unload_dependents(Unload(parameters={"unload_dependents": {"int64_param": 1}}))
-    assert caught.value == InferenceError(
+    assert error_of(
+        decode_unload_dependents, Unload(parameters={"unload_dependents": {"int64_param": 1}})
+    ) == InferenceError(
         ErrorCode.INVALID_ARG, "invalid value type for 'unload_dependents' parameter, expected bool_param."
     )
 
 
 def test_a_repository_cannot_be_named() -> None:
     check_repository_name(Load(model_name="m"))
-    with pytest.raises(InferenceError) as caught:
-        check_repository_name(Load(repository_name="r"))
-    assert caught.value == InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+    assert error_of(check_repository_name, Load(repository_name="r")) == InferenceError(
+        ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported"
+    )

@@ -17,6 +17,7 @@ from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.protocol import ModelInferRequest
 from halimede.core.wire.steps import run
 from support.examples import examples
+from support.refusals import error_of
 
 COUNT = 70_000
 """Elements of a large input: more than one step decodes."""
@@ -310,9 +311,7 @@ def test_inputs_that_do_not_fit_the_model_are_not_decoded(
     message = ModelInferRequest(model_name="m")
     tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
     tensor.contents.bytes_contents.extend([b""] * COUNT)
-    with pytest.raises(InferenceError) as caught:
-        next(read_infer(message.SerializeToString()).decode_steps(checker))
-    assert caught.value.message.endswith(text)
+    assert error_of(next, read_infer(message.SerializeToString()).decode_steps(checker)).message.endswith(text)
 
 
 def test_more_rows_than_the_model_takes_are_not_decoded() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.grpc_messages import Message, MessageReader, MessageTooLarge, pack_prefix, unpack_prefix
+from support.refusals import error_of
 
 MAX = 1000
 
@@ -95,6 +96,6 @@ def test_a_message_above_the_limit_is_refused_by_its_prefix() -> None:
 
 @pytest.mark.parametrize("flag", [2, 255])
 def test_the_flag_is_0_or_1(flag: int) -> None:
-    with pytest.raises(InferenceError) as caught:
-        read(reader(), sent(b"a") + sent(b"", flag))
-    assert caught.value == InferenceError(ErrorCode.INTERNAL, f"a message begins with the flag {flag}, not 0 or 1")
+    assert error_of(read, reader(), sent(b"a") + sent(b"", flag)) == InferenceError(
+        ErrorCode.INTERNAL, f"a message begins with the flag {flag}, not 0 or 1"
+    )

@@ -11,6 +11,7 @@ from grpc_tools import protoc
 import halimede.core.wire.protocol as protocol
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.protocol import POOL, ModelInferRequest, message_class, parse
+from support.refusals import error_of
 
 DIRECTORY = Path(protocol.__file__).parent
 
@@ -68,9 +69,7 @@ def _shape(message) -> dict:
 
 @pytest.mark.parametrize("raw", [b"\xff" * 40, b"\x0b" * 50_000, b"\x2a\xff\xff\xff\xff\x0f", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_not_a_message_are_refused(raw: bytes) -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse(ModelInferRequest, raw)
-    assert caught.value == InferenceError(
+    assert error_of(parse, ModelInferRequest, raw) == InferenceError(
         ErrorCode.INTERNAL,
         f"Unable to parse request: its {len(raw)} bytes are no valid inference.ModelInferRequest message",
     )

@@ -10,6 +10,7 @@ from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.wire.destinations import BINARY, Destinations, Inline
 from halimede.core.wire.grpc_request import InferCall, read_infer
 from halimede.core.wire.protocol import ModelInferRequest
+from support.refusals import error_of
 
 
 def asking(*inputs: tuple[str, str, list[int]], raw: list[bytes] | None = None, **top):
@@ -33,9 +34,7 @@ def decode(message) -> InferCall:
 
 
 def refusal(message) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode(message)
-    return caught.value
+    return error_of(decode, message)
 
 
 def invalid(text: str) -> InferenceError:

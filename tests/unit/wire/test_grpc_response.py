@@ -1,7 +1,6 @@
 """Responses to ModelInfer messages."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from halimede.core.wire.grpc_response import (
     status_message,
 )
 from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse
+from support.refusals import error_of
 
 VIEW = ModelView("m", "1", ("1",), ModelConfig(name="m", max_batch_size=8), {"scores": ("cat", "dog")})
 
@@ -77,9 +77,9 @@ def test_a_response_has_raw_outputs_and_its_parameters() -> None:
 
 
 def test_response_parameter_without_a_field_type_is_an_error() -> None:
-    with pytest.raises(InferenceError) as caught:
-        encode_infer(InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, ALL_BINARY)
-    assert caught.value == InferenceError(
+    assert error_of(
+        encode_infer, InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, ALL_BINARY
+    ) == InferenceError(
         ErrorCode.INTERNAL, "response parameter 'big' of model 'm' is outside the range of int64 and uint64"
     )
 

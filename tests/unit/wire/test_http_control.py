@@ -44,12 +44,7 @@ from halimede.core.wire.http_control import (
     statistics_json,
 )
 from support.examples import Draws, drawn, json_of
-
-
-def refusal(decode: Callable[[bytes], Any], body: bytes) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode(body)
-    return caught.value
+from support.refusals import error_of
 
 
 def internal(text: str) -> InferenceError:
@@ -175,11 +170,11 @@ def test_index_lists_ready_models_or_all(body: bytes, ready: bool) -> None:
 
 
 def test_invalid_bodies_of_index_requests() -> None:
-    assert refusal(decode_index_request, b'{"ready":"x"}') == InferenceError(
+    assert error_of(decode_index_request, b'{"ready":"x"}') == InferenceError(
         ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean"
     )
-    assert refusal(decode_index_request, b"{nope").code is ErrorCode.INTERNAL
-    assert refusal(decode_index_request, b"[]") == internal(
+    assert error_of(decode_index_request, b"{nope").code is ErrorCode.INTERNAL
+    assert error_of(decode_index_request, b"[]") == internal(
         "failed to parse the request JSON buffer: it is not an object. at 0"
     )
 
@@ -219,13 +214,13 @@ def test_load_parameters() -> None:
     ],
 )
 def test_wrong_load_parameters(body: bytes, error: InferenceError) -> None:
-    assert refusal(decode_load_request, body) == error
+    assert error_of(decode_load_request, body) == error
 
 
 def test_unload_includes_dependents_on_request() -> None:
     assert decode_unload_request(b"") is False
     assert decode_unload_request(b'{"parameters":{"unload_dependents":true}}') is True
-    assert refusal(decode_unload_request, b'{"parameters":{"unload_dependents":1}}') == internal(
+    assert error_of(decode_unload_request, b'{"parameters":{"unload_dependents":1}}') == internal(
         "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
     )
 

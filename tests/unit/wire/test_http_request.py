@@ -3,11 +3,12 @@
 import pytest
 
 from halimede.core.config.model_config import ModelInput
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceRequest, Tensor
 from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.destinations import BINARY, Destinations
 from halimede.core.wire.http_request import DecodedInfer, decode_infer, parse_header_length
 from support.inference_bodies import VIEW, asking, floats, invalid, refusal, tensor, view, with_tail
+from support.refusals import error_of
 
 
 def test_a_request_in_json() -> None:
@@ -265,17 +266,16 @@ def test_a_header_length(text: str, length: int) -> None:
 
 @pytest.mark.parametrize("text", ["157", "99999", "-1", "1" + "0" * 30])
 def test_a_header_length_out_of_range(text: str) -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse_header_length(text, 156)
-    assert caught.value == invalid(f"inference header size should be in range (0, 156), got: {text}")
+    assert error_of(parse_header_length, text, 156) == invalid(
+        f"inference header size should be in range (0, 156), got: {text}"
+    )
 
 
 @pytest.mark.parametrize("text", ["abc", "", "-", "--1", "1.5", "0x10", "1_0", "+1", " 1", "٣", "²", "9" * 5000 + "x"])
 def test_header_length_that_is_not_a_number(text: str) -> None:
-    with pytest.raises(InferenceError) as caught:
-        parse_header_length(text, 156)
-    assert caught.value.message.startswith("Unable to parse 'Inference-Header-Content-Length', got: ")
-    assert len(caught.value.message) < 400
+    error = error_of(parse_header_length, text, 156)
+    assert error.message.startswith("Unable to parse 'Inference-Header-Content-Length', got: ")
+    assert len(error.message) < 400
 
 
 # ---- Raw requests

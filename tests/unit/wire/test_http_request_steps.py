@@ -18,6 +18,7 @@ from halimede.core.wire.http_request import (
 )
 from halimede.core.wire.steps import run
 from support.inference_bodies import VIEW, asking, floats, invalid, refusal, tensor, with_tail
+from support.refusals import error_of
 
 
 def test_a_large_document_is_decoded_in_steps() -> None:
@@ -91,9 +92,7 @@ def test_invalid_json_is_refused_for_any_block_size(array: str, padding: int) ->
     body = f'{{"inputs":[{{"name":"x","datatype":"FP32","shape":[2],"data":{data}}}]}}'.encode()
     assert refusal(body).code is ErrorCode.INVALID_ARG
     for block_bytes in (16, 20, 1000):
-        with pytest.raises(InferenceError) as caught:
-            run(decode_large_steps(VIEW, body, None, "", block_bytes))
-        assert caught.value.code is ErrorCode.INVALID_ARG
+        assert error_of(run, decode_large_steps(VIEW, body, None, "", block_bytes)).code is ErrorCode.INVALID_ARG
 
 
 def test_nesting_has_a_limit_in_small_and_large_documents() -> None:

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from halimede.core.config.model_config import ModelOutput
-from halimede.core.types import DataType, InferenceError
+from halimede.core.types import DataType
 from halimede.core.wire.destinations import BINARY, JSON, Destinations, Inline
 from halimede.core.wire.http_request import decode_infer, decode_large_steps
 from halimede.core.wire.steps import run
 from support.inference_bodies import VIEW, asking, invalid, refusal, tensor, view
+from support.refusals import error_of
 
 
 def formats(*outputs: Any, **parameters: Any) -> tuple[tuple[str, ...], Destinations]:
@@ -65,9 +64,7 @@ def test_an_input_at_fault_is_named_before_an_output() -> None:
     body = asking(tensor(datatype="FP16"), outputs=[{"name": "h"}])
     error = invalid("receiving FP16 data via JSON is not supported. Please use the binary data format for input x")
     assert refusal(body, view=HALF) == error
-    with pytest.raises(InferenceError) as caught:
-        run(decode_large_steps(HALF, body, None, ""))
-    assert caught.value == error
+    assert error_of(run, decode_large_steps(HALF, body, None, "")) == error
 
 
 def test_an_output_without_classes_is_refused_before_the_model_runs() -> None:

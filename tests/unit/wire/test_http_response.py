@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import orjson
-import pytest
 
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceResponse, Tensor
 from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.destinations import BINARY, JSON, Destinations, Inline
 from halimede.core.wire.http_response import JOIN_BYTES, EncodedInfer, encode_infer, encode_infer_steps
 from support.inference_bodies import VIEW, floats, invalid, output, response, view
+from support.refusals import error_of
 
 
 def test_a_response_in_json() -> None:
@@ -71,17 +71,13 @@ def test_classes_take_the_place_of_the_tensor() -> None:
 
 
 def test_unconfigured_half_float_output_is_refused_as_json() -> None:
-    with pytest.raises(InferenceError) as caught:
-        encode_infer(response(Tensor("h", DataType.BF16, (1,), b"\0\0")), Destinations(), VIEW)
-    assert caught.value == invalid(
+    assert error_of(encode_infer, response(Tensor("h", DataType.BF16, (1,), b"\0\0")), Destinations(), VIEW) == invalid(
         "sending BF16 data via JSON is not supported. Please use the binary data format for output h"
     )
 
 
 def test_response_parameters_not_valid_in_json_are_internal_errors() -> None:
-    with pytest.raises(InferenceError) as caught:
-        encode_infer(response(parameters={"a": 2**70}), Destinations(), VIEW)
-    assert caught.value.code is ErrorCode.INTERNAL
+    assert error_of(encode_infer, response(parameters={"a": 2**70}), Destinations(), VIEW).code is ErrorCode.INTERNAL
 
 
 def test_a_large_response_is_encoded_in_steps() -> None:

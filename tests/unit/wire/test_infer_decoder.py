@@ -13,6 +13,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError
 from halimede.core.wire.http_request import DecodedInfer, InferDecoder, decode_infer
 from support.examples import Draws, drawn
+from support.refusals import error_of
 
 
 def test_cached_json_part_decodes_as_the_first_time() -> None:
@@ -112,11 +113,8 @@ def test_cached_json_part_with_wrong_binary_part_is_refused() -> None:
     decoder = InferDecoder(view, "")
     assert decoder.decode(text + b"\0" * 8, len(text)).request.inputs[0].data == b"\0" * 8
     for payload in (b"", b"\0" * 7, b"\0" * 9):
-        with pytest.raises(InferenceError) as known:
-            decoder.decode(text + payload, len(text))
-        with pytest.raises(InferenceError) as fresh:
-            decode_infer(view, text + payload, len(text))
-        assert known.value == fresh.value
+        error = error_of(decoder.decode, text + payload, len(text))
+        assert error == error_of(decode_infer, view, text + payload, len(text))
 
 
 def test_json_part_with_data_is_decoded_each_time() -> None:

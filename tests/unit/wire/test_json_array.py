@@ -20,6 +20,7 @@ from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_scan import BLOCK_BYTES, scan_steps
 from halimede.core.wire.steps import run
+from support.refusals import error_of
 
 COUNT_ERROR = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
@@ -40,9 +41,7 @@ def read(array: str, datatype: DataType, count: int, block_bytes: int = BLOCK_BY
 
 
 def refusal(array: str, datatype: DataType, count: int, block_bytes: int = BLOCK_BYTES) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        read(array, datatype, count, block_bytes)
-    return caught.value
+    return error_of(read, array, datatype, count, block_bytes)
 
 
 @pytest.mark.parametrize("block_bytes", [16, 17, 33, 1000])
@@ -64,9 +63,7 @@ def test_elements_of_another_kind_are_refused(datatype: DataType, element: str) 
     wrong = "number" if kind == "double" else kind
     expected = invalid(f"Unable to parse 'data': attempt to access JSON non-{wrong} as {kind}")
     assert refusal(f"[1,{element}]", datatype, 2) == expected
-    with pytest.raises(InferenceError) as caught:
-        pack("x", datatype, 2, orjson.loads(f"[1,{element}]"))
-    assert caught.value == expected
+    assert error_of(pack, "x", datatype, 2, orjson.loads(f"[1,{element}]")) == expected
 
 
 def test_booleans_and_strings_take_nothing_else() -> None:

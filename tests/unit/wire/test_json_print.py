@@ -11,6 +11,7 @@ from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes, tensor_from_array
 from halimede.core.wire.json_print import LONG_STRING_BYTES, PRINT_ELEMENTS, print_steps
 from halimede.core.wire.steps import run
+from support.refusals import error_of
 
 
 def invalid(text: str) -> InferenceError:
@@ -53,18 +54,15 @@ def test_strings_are_escaped_and_nul_is_kept() -> None:
 
 @pytest.mark.parametrize("element", [b"\xff", b"x" * (LONG_STRING_BYTES * 2) + b"\xc3", b"\xed\xa0\x80"])
 def test_strings_that_are_not_utf8_must_be_requested_as_binary(element: bytes) -> None:
-    with pytest.raises(InferenceError) as caught:
-        run(print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes([b"ok", element]))))
-    assert caught.value == invalid(
+    assert error_of(run, print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes([b"ok", element])))) == invalid(
         "output 'y' has an element that is not UTF-8 and cannot be sent via JSON, ask for it as binary data"
     )
 
 
 def test_strings_of_a_broken_layout_are_the_models_fault() -> None:
-    with pytest.raises(InferenceError) as caught:
-        run(print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes(["ok"]) + b"\x09\0\0\0a")))
-    assert caught.value.code is ErrorCode.INTERNAL
-    assert caught.value.message == "output 'y' is broken: an element at byte 6 ends at byte 19 of 11"
+    error = error_of(run, print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes(["ok"]) + b"\x09\0\0\0a")))
+    assert error.code is ErrorCode.INTERNAL
+    assert error.message == "output 'y' is broken: an element at byte 6 ends at byte 19 of 11"
 
 
 def test_large_outputs_are_printed_in_steps() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.json_scan import BLOCK_BYTES, check_depth, load_json, scan_steps
 from halimede.core.wire.steps import run
+from support.refusals import error_of
 
 
 def invalid(text: str) -> InferenceError:
@@ -17,9 +18,7 @@ def invalid(text: str) -> InferenceError:
 
 
 def scan_refusal(text: bytes, block_bytes: int = BLOCK_BYTES) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        run(scan_steps(text, block_bytes))
-    return caught.value
+    return error_of(run, scan_steps(text, block_bytes))
 
 
 def test_only_arrays_inside_of_one_other_array_are_taken_out() -> None:
@@ -75,9 +74,7 @@ def test_scan_result_does_not_depend_on_the_block_size(content: bytes, block_byt
 def test_nesting_has_a_limit(text: bytes) -> None:
     error = invalid("JSON nesting depth exceeds maximum allowed limit (100)")
     assert scan_refusal(text) == error
-    with pytest.raises(InferenceError) as caught:
-        check_depth(text)
-    assert caught.value == error
+    assert error_of(check_depth, text) == error
 
 
 def test_nesting_up_to_the_limit_and_brackets_in_strings_are_fine() -> None:

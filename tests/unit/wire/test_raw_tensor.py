@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.raw_tensor import byte_size, element_count, elements, shape_text, take
+from support.refusals import error_of
 
 
 def refusal(name: str, datatype: DataType, shape: tuple[int, ...]) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        element_count(name, datatype, shape, "m")
-    return caught.value
+    return error_of(element_count, name, datatype, shape, "m")
 
 
 def test_elements_are_counted() -> None:
@@ -76,9 +75,7 @@ def test_the_binary_part_is_handed_out_as_views() -> None:
 
 
 def test_tensor_longer_than_the_body_is_refused() -> None:
-    with pytest.raises(InferenceError) as caught:
-        take(memoryview(bytes(64)), 0, 1059, "IN", "ident")
-    assert caught.value == InferenceError(
+    assert error_of(take, memoryview(bytes(64)), 0, 1059, "IN", "ident") == InferenceError(
         ErrorCode.INVALID_ARG, "unexpected size for input 'IN', expecting 995 additional bytes for model 'ident'"
     )
 

@@ -1,7 +1,7 @@
 """Both codecs read a region's parameters in the same way, and refuse them with the same errors."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -13,14 +13,9 @@ from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage
 from halimede.core.wire.shared_memory import BYTE_SIZE, OFFSET, REGION, REGION_PARAMETERS, read_region
 from support.inference_bodies import VIEW, asking, invalid, tensor
+from support.refusals import error_of
 
 FIELD = {str: "string_param", int: "int64_param", bool: "bool_param", float: "double_param"}
-
-
-def refusal(decode: Callable[[], object]) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        decode()
-    return caught.value
 
 
 def over_http(kind: str, parameters: Mapping[str, object]) -> InferenceError:
@@ -28,7 +23,7 @@ def over_http(kind: str, parameters: Mapping[str, object]) -> InferenceError:
         body = asking(tensor(data=..., parameters=parameters))
     else:
         body = asking(outputs=[{"name": "x", "parameters": parameters}])
-    return refusal(lambda: http_request.decode_infer(VIEW, body, None))
+    return error_of(lambda: http_request.decode_infer(VIEW, body, None))
 
 
 def over_grpc(kind: str, parameters: Mapping[str, object]) -> InferenceError:
@@ -36,7 +31,7 @@ def over_grpc(kind: str, parameters: Mapping[str, object]) -> InferenceError:
     owner = message.inputs.add(name="x", datatype="FP32") if kind == "input" else message.outputs.add(name="x")
     for key, value in parameters.items():
         setattr(owner.parameters[key], FIELD[type(value)], value)
-    return refusal(lambda: read_infer(message.SerializeToString()).decode())
+    return error_of(lambda: read_infer(message.SerializeToString()).decode())
 
 
 def test_a_slice_of_a_region_is_read_from_parameters() -> None:
@@ -96,7 +91,7 @@ def test_both_codecs_name_a_region_parameter_of_a_wrong_kind(kind: str, key: str
 def test_a_region_parameter_without_a_value_is_of_a_wrong_kind() -> None:
     message: ProtoMessage = ModelInferRequest(model_name="m")
     message.outputs.add(name="x").parameters[REGION].SetInParent()
-    error = refusal(lambda: read_infer(message.SerializeToString()).decode())
+    error = error_of(lambda: read_infer(message.SerializeToString()).decode())
     assert error == invalid("parameter 'shared_memory_region' of output 'x' must be a string")
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from halimede.backends.python.runner import complete_config, make_runner
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode
 from support.python_models import FakeHost, asked, body, runner_of, spec_of, values, write
+from support.refusals import error_of
 
 RETURN_NAMES = """
 class TritonPythonModel:
@@ -23,10 +24,9 @@ class TritonPythonModel:
 
 def load_error(folder, code, host=None, **config) -> str:
     """The text of a load that fails."""
-    with pytest.raises(InferenceError) as caught:
-        runner_of(folder, code, host, **config)
-    assert caught.value.code is ErrorCode.INTERNAL
-    return caught.value.message
+    error = error_of(runner_of, folder, code, host, **config)
+    assert error.code is ErrorCode.INTERNAL
+    return error.message
 
 
 def seen(folder, code) -> list:
@@ -215,9 +215,7 @@ def test_missing_or_invalid_file_is_reported_by_name(tmp_path):
         ("none.py", "Python model file not found: model 'm' has no none.py"),
         ("model.onnx", "Model name must end with '.py'. Model name is \"model.onnx\"."),
     ):
-        with pytest.raises(InferenceError) as caught:
-            make_runner(spec_of(tmp_path, tmp_path / "m" / "1" / file), FakeHost())
-        assert caught.value.message == text
+        assert error_of(make_runner, spec_of(tmp_path, tmp_path / "m" / "1" / file), FakeHost()).message == text
 
 
 COMPLETE = """
@@ -254,9 +252,8 @@ def test_model_without_auto_complete_keeps_the_configuration(tmp_path):
     ],
 )
 def test_failed_completion_reports_its_cause(tmp_path, line, text):
-    with pytest.raises(InferenceError) as caught:
-        complete_config(write(tmp_path, COMPLETE.format(line)), FakeHost())
-    assert (caught.value.code, caught.value.message) == (ErrorCode.INTERNAL, text)
+    error = error_of(complete_config, write(tmp_path, COMPLETE.format(line)), FakeHost())
+    assert (error.code, error.message) == (ErrorCode.INTERNAL, text)
 
 
 def test_a_long_traceback_is_logged_by_its_end(tmp_path):

@@ -23,6 +23,7 @@ from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching,
 from halimede.core.types import ErrorCode, InferenceError
 from support.lazily import Lazily
 from support.processes import holding_no_more
+from support.refusals import error_of
 from support.tree_models import BACKEND, CPU, FP32, config, context, rows, run, source, targets
 
 lightgbm = Lazily("lightgbm")
@@ -104,11 +105,10 @@ def test_autocomplete_fills_in_tensors_and_batching(tmp_path, files):
 
 def test_a_missing_file_is_named_with_what_is_there(tmp_path, files):
     where = source(version(tmp_path, files, "model.txt"))
-    with pytest.raises(InferenceError) as caught:
-        BACKEND.load(config([1], model_type="xgboost"), where)
-    assert caught.value.code is ErrorCode.UNAVAILABLE
-    assert "unable to find xgboost.model in" in caught.value.message
-    assert "of model_type 'xgboost': there is model.txt" in caught.value.message
+    error = error_of(BACKEND.load, config([1], model_type="xgboost"), where)
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert "unable to find xgboost.model in" in error.message
+    assert "of model_type 'xgboost': there is model.txt" in error.message
     with pytest.raises(InferenceError, match=r"unable to find xgboost.ubj, xgboost.json, .* for model 'm'"):
         BACKEND.load(config([1]), source(tmp_path / "nothing"))
 
@@ -144,10 +144,9 @@ def test_a_reader_that_crashes_is_one_error(tmp_path, files):
     ]
     path = tmp_path / "model.txt"
     path.write_text("\n".join(broken))
-    with pytest.raises(InferenceError) as caught:
-        read_file(path, "lightgbm", SOURCE, allow_unknown_field=False)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert "the reader crashed (SIGSEGV): the file is damaged" in caught.value.message
+    error = error_of(read_file, path, "lightgbm", SOURCE, allow_unknown_field=False)
+    assert error.code is ErrorCode.INVALID_ARG
+    assert "the reader crashed (SIGSEGV): the file is damaged" in error.message
 
 
 def endless(folder, files):
@@ -171,11 +170,10 @@ def test_a_reader_that_does_not_end_is_one_error(tmp_path, files):
 
 def test_a_reader_that_needs_too_much_memory_names_the_setting(tmp_path, files):
     where = source(Path("m/1"), **{"read-memory-mb": "300"})
-    with pytest.raises(InferenceError) as caught:
-        read_file(endless(tmp_path, files), "lightgbm", where, allow_unknown_field=False)
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert caught.value.message.startswith("model 'm': reading model.txt takes more than 300 MiB of memory.")
-    assert "--backend-config fil,read-memory-mb=N" in caught.value.message
+    error = error_of(read_file, endless(tmp_path, files), "lightgbm", where, allow_unknown_field=False)
+    assert error.code is ErrorCode.INVALID_ARG
+    assert error.message.startswith("model 'm': reading model.txt takes more than 300 MiB of memory.")
+    assert "--backend-config fil,read-memory-mb=N" in error.message
 
 
 def test_the_memory_of_a_reader_is_limited():
@@ -190,9 +188,7 @@ def test_without_treelite_the_error_names_the_extra(tmp_path, files, monkeypatch
     # Modules in the current folder are not imported.
     assert read_file(files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False).trees == 3
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(InferenceError) as caught:
-        read_file(files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False)
-    assert caught.value == InferenceError(
+    assert error_of(read_file, files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False) == InferenceError(
         ErrorCode.UNSUPPORTED,
         "model 'm': treelite cannot be imported (no treelite); "
         "install the extra 'trees': pip install 'PATH[trees]', where PATH is the source folder or the wheel of Halimede",

@@ -3,6 +3,7 @@ import pytest
 from halimede.backends.trees.options import TreeOptions, read_options
 from halimede.core.config.model_config import ModelConfig, ModelParameter
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 
 
 def read(**parameters):
@@ -78,10 +79,9 @@ def test_a_classifier_without_predict_proba_gives_the_class(parameters, gives_cl
     ],
 )
 def test_an_invalid_parameter_is_named(key, value):
-    with pytest.raises(InferenceError) as caught:
-        read(**{key: value})
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert f"parameter '{key}' is '{value}'; it must be" in caught.value.message
+    error = error_of(read, **{key: value})
+    assert error.code is ErrorCode.INVALID_ARG
+    assert f"parameter '{key}' is '{value}'; it must be" in error.message
 
 
 def test_every_invalid_parameter_is_named():

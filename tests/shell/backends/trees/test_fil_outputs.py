@@ -12,6 +12,7 @@ from halimede.core.config.model_config import ModelInput, ModelInstanceGroup, Mo
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.lazily import Lazily
 from support.processes import holding_no_more
+from support.refusals import error_of
 from support.tree_models import (
     CPU,
     FEATURES,
@@ -119,16 +120,15 @@ def test_each_disagreement_is_named(binary):
         config([4]),
         input=(ModelInput("input__0", DataType.FP64, dims=(7,)),),
     )
-    with pytest.raises(InferenceError) as caught:
-        run(binary[1], wrong, TEST)
-    assert caught.value.code is ErrorCode.INVALID_ARG
+    error = error_of(run, binary[1], wrong, TEST)
+    assert error.code is ErrorCode.INVALID_ARG
     for part in (
         "expects datatype TYPE_FP64 for input 'input__0', model provides TYPE_FP32",
         "the model expects 2 dimensions (shape [-1,5]) but the model configuration specifies 2 dimensions",
         "tensor 'output__0'",
         "the file has 5 features, and output__0 has values of dims [ 1 or 2 ]",
     ):
-        assert part in caught.value.message
+        assert part in error.message
     other = replace(config([1]), input=(ModelInput("x", DataType.FP32, dims=(5,)),))
     with pytest.raises(InferenceError, match="unexpected inference input 'x', allowed inputs are: input__0"):
         run(binary[1], other, TEST)

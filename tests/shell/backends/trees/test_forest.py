@@ -7,6 +7,7 @@ from halimede.backends.trees.forest import MOST_STEPS, Forest, Nodes, checked, f
 from halimede.backends.trees.onnx_file import varints
 from halimede.backends.trees.shap import TreeShap
 from halimede.core.types import ErrorCode, InferenceError
+from support.refusals import error_of
 from support.tree_models import config, run
 
 
@@ -103,10 +104,9 @@ def test_a_forest_of_arrays_is_the_same_forest():
     ids=str,
 )
 def test_a_damaged_forest_is_refused(damage, text):
-    with pytest.raises(InferenceError) as caught:
-        checked(forest(**damage), "m")
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert text in caught.value.message
+    error = error_of(checked, forest(**damage), "m")
+    assert error.code is ErrorCode.INVALID_ARG
+    assert text in error.message
 
 
 def chain(depth: int) -> Forest:

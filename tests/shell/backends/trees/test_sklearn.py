@@ -21,6 +21,7 @@ from halimede.core.config.model_config import (
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.canaries import pickled
 from support.lazily import Lazily
+from support.refusals import error_of
 from support.tree_models import CPU, context, rows, source, targets
 
 ensemble = Lazily("sklearn.ensemble")
@@ -63,9 +64,7 @@ def refused(config, where, inputs):
 
 
 def refused_by(call, *arguments):
-    with pytest.raises(InferenceError) as caught:
-        call(*arguments)
-    return caught.value
+    return error_of(call, *arguments)
 
 
 def test_a_classifier_answers_with_labels_and_probabilities(tmp_path):
@@ -83,10 +82,9 @@ def test_parameters_choose_the_methods_of_outputs():
     config = settings({"x": (FP64, 5)}, {"a": (FP64, 3), "probabilities": (FP64, 1)}, method_of_a="predict_proba")
     assert output_methods(config, "m") == {"a": "predict_proba", "probabilities": "predict_proba"}
     wrong = settings({"x": (FP64, 5)}, {"a": (FP64, 3)}, method_of_b="predict", method_of_a="fit")
-    with pytest.raises(InferenceError) as caught:
-        output_methods(wrong, "m")
-    assert "there is no output 'b'" in caught.value.message
-    assert f"'method_of_a' is 'fit'; it must be one of {', '.join(METHODS)}" in caught.value.message
+    error = error_of(output_methods, wrong, "m")
+    assert "there is no output 'b'" in error.message
+    assert f"'method_of_a' is 'fit'; it must be one of {', '.join(METHODS)}" in error.message
 
 
 def test_several_inputs_are_the_columns_of_one_array():

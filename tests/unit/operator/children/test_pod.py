@@ -22,6 +22,18 @@ from support.operator_specs import PLATFORM, model_spec, workload
 
 GPU = Accelerator(AcceleratorType.GPU, 2)
 MIG = Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb+me")
+FETCH_COMMAND = ["halimede", "fetch", "--init-container", "--plan", "/etc/halimede/plan.json", "--into", "/models"]
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def of_pod(name: str, path: str) -> Object:
+    """A variable with a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+    get = {"path": f"/v2/health/{path}", "port": "http"}
+    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
 
 
 def pod(**fields: Any) -> Object:
@@ -43,22 +55,10 @@ def test_the_pod_of_a_minimal_spec() -> None:
                 "name": "fetch",
                 "image": "registry.example/halimede:1",
                 "imagePullPolicy": "IfNotPresent",
-                "command": [
-                    "halimede",
-                    "fetch",
-                    "--init-container",
-                    "--plan",
-                    "/etc/halimede/plan.json",
-                    "--into",
-                    "/models",
-                ],
+                "command": FETCH_COMMAND,
                 "resources": {},
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                    "readOnlyRootFilesystem": True,
-                },
+                "securityContext": {**RESTRICTED, "readOnlyRootFilesystem": True},
                 "volumeMounts": [
                     {"name": "models", "mountPath": "/models"},
                     {"name": "config", "mountPath": "/etc/halimede", "readOnly": True},
@@ -82,16 +82,10 @@ def test_the_pod_of_a_minimal_spec() -> None:
                     "--log-format=json",
                 ],
                 "env": [
-                    {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-                    {
-                        "name": "POD_NAMESPACE",
-                        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}},
-                    },
-                    {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-                    {
-                        "name": "NODE_NAME",
-                        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}},
-                    },
+                    of_pod("POD_NAME", "metadata.name"),
+                    of_pod("POD_NAMESPACE", "metadata.namespace"),
+                    of_pod("POD_IP", "status.podIP"),
+                    of_pod("NODE_NAME", "spec.nodeName"),
                 ],
                 "resources": {},
                 "ports": [
@@ -100,35 +94,16 @@ def test_the_pod_of_a_minimal_spec() -> None:
                     {"name": "metrics", "containerPort": 8002, "protocol": "TCP"},
                 ],
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                    "readOnlyRootFilesystem": True,
-                },
+                "securityContext": {**RESTRICTED, "readOnlyRootFilesystem": True},
                 "volumeMounts": [
                     {"name": "models", "mountPath": "/models", "readOnly": True},
                     {"name": "config", "mountPath": "/etc/halimede", "readOnly": True},
                     {"name": "tmp", "mountPath": "/tmp"},
                     {"name": "shm", "mountPath": "/dev/shm"},
                 ],
-                "startupProbe": {
-                    "httpGet": {"path": "/v2/health/ready", "port": "http"},
-                    "periodSeconds": 1,
-                    "timeoutSeconds": 5,
-                    "failureThreshold": 600,
-                },
-                "readinessProbe": {
-                    "httpGet": {"path": "/v2/health/ready", "port": "http"},
-                    "periodSeconds": 2,
-                    "timeoutSeconds": 2,
-                    "failureThreshold": 3,
-                },
-                "livenessProbe": {
-                    "httpGet": {"path": "/v2/health/live", "port": "http"},
-                    "periodSeconds": 10,
-                    "timeoutSeconds": 5,
-                    "failureThreshold": 6,
-                },
+                "startupProbe": probe("ready", period=1, timeout=5, failures=600),
+                "readinessProbe": probe("ready", period=2, timeout=2, failures=3),
+                "livenessProbe": probe("live", period=10, timeout=5, failures=6),
             }
         ],
         "volumes": [
@@ -435,10 +410,9 @@ def test_added_containers_get_what_the_restricted_profile_requires() -> None:
 
     pod = template_of(children_of(model_spec(workload=workload(pod_template=overlay))))["spec"]
 
-    filled = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert named(pod["initContainers"], "first")["securityContext"] == filled
-    assert named(pod["containers"], "log")["securityContext"] == {"runAsUser": 1000, **filled}
-    assert server_of(pod)["securityContext"] == {"readOnlyRootFilesystem": True, **filled}
+    assert named(pod["initContainers"], "first")["securityContext"] == RESTRICTED
+    assert named(pod["containers"], "log")["securityContext"] == {"runAsUser": 1000, **RESTRICTED}
+    assert server_of(pod)["securityContext"] == {"readOnlyRootFilesystem": True, **RESTRICTED}
 
 
 def test_the_platform_sets_tolerations_for_lost_nodes() -> None:

@@ -13,7 +13,7 @@ from halimede_operator.core.revisions.pod_settings import read, written
 from halimede_operator.core.revisions.revision import MAX_BYTES, THIS_CONFIG_MAP, revision
 from halimede_operator.core.snapshot import Object
 from support.operator_children import fetch_of
-from support.operator_rollouts import FIXED, PLATFORM, SPEC, World, load_failed, served_world
+from support.operator_rollouts import FIXED, PLATFORM, SPEC, STEPS, World, load_failed, served_world
 from support.operator_specs import ensemble_key
 
 NEWER = replace(PLATFORM, server_image="server:2", s3_endpoint="https://other.example")
@@ -221,15 +221,6 @@ def test_a_template_too_large_for_a_config_map_is_not_stored() -> None:
 
 
 # Ensembles.
-
-
-STEPS = {
-    "inputs": [{"name": "image", "dataType": "FP32", "shape": [-1]}],
-    "outputs": [{"name": "label", "dataType": "INT64", "shape": [1], "from": "read.label"}],
-    "steps": [
-        {"name": "read", "modelRef": {"name": "digits"}, "inputs": {"x": "request.image"}, "outputs": {"y": "label"}}
-    ],
-}
 
 
 def member(**spec: Any) -> Object:
