@@ -42,7 +42,7 @@ from halimede.core.observe.log_lines import (
     render_json,
     trace_of,
 )
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import invalid, shortage_of
 from halimede.settings import LogFormat, Settings
 
 PACKAGE = "halimede"
@@ -87,7 +87,7 @@ def configure(settings: Settings) -> None:
     except OSError as error:
         _install(settings, LogOutput(None))
         text = f"--log-file: {settings.log_file} cannot be opened: {error.strerror}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(text) from error
     _install(settings, output)
 
 

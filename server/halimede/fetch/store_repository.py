@@ -12,7 +12,7 @@ from pathlib import Path
 
 from halimede.core.config.names import model_name_problem
 from halimede.core.repository.layout import NOT_MODELS, is_model_directory, is_version
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.fetch.credentials import secrets_of_environment
 from halimede.fetch.downloads import Downloads
 from halimede.fetch.errors import FetchError, cause_of
@@ -70,7 +70,7 @@ class StoreRepository(ModelRepository):
                 with _own_limit(progress, uri), self._file_errors_hidden():
                     paths = self._list(uri)
             except FetchError as error:
-                raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
+                raise unavailable(self._secrets.hide(error.message)) from None
             found = {name for name in models_in(paths) if not name.startswith(".") and name not in NOT_MODELS}
             warnings += _likely_mistake(uri, paths, found)
             names |= found

@@ -55,7 +55,7 @@ from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, m
 from halimede.core.repository.load_errors import ConfigError, NoModelError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
+from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem, invalid
 from halimede.processes.launcher import Launcher
 from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
@@ -212,10 +212,9 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
                 check_process_options(named)
         policy = config.model_transaction_policy
         if isolation == THREAD and policy is not None and policy.decoupled:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"model '{entry.name}': decoupled models run in processes of their own; "
-                f"set parameter '{ISOLATION}' to '{PROCESS}'",
+                f"set parameter '{ISOLATION}' to '{PROCESS}'"
             )
         stages.append(Stage(DEFAULT, config))
         find_strategy(config)
@@ -439,7 +438,7 @@ def _completed_in_process(
     parsed = read_json(json.dumps(completed))
     if parsed.problems:
         texts = "; ".join(problem.message for problem in parsed.problems[:PROBLEM_LIMIT])
-        raise InferenceError(ErrorCode.INVALID_ARG, f"auto_complete_config made an invalid configuration: {texts}")
+        raise invalid(f"auto_complete_config made an invalid configuration: {texts}")
     return parsed.config
 
 

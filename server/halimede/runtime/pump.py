@@ -26,8 +26,8 @@ from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Dependencies
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import EndedSequenceError
+from halimede.core.types import InferenceError
+from halimede.core.types.error import EndedSequenceError, internal, unavailable
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
@@ -297,7 +297,7 @@ class Pump:
             if flight.cancelled:
                 self.requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             else:
-                self.requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
+                self.requests.fail(flight, internal(text), FailureReason.BACKEND)
         # For what was queued again, and for queued requests that have lost their sequence with the slot.
         self._poll()
 
@@ -340,7 +340,7 @@ class Pump:
             self._refusal = None
             return
         name = self.requests.name
-        refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{name}' is not ready: {reason}")
+        refusal = unavailable(f"model '{name}' is not ready: {reason}")
         # Before the queued requests are answered: their clients may send the next request at once.
         self._refusal = refusal
         for key in self._scheduler.drain():

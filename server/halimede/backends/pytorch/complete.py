@@ -28,8 +28,8 @@ from halimede.core.config.autocomplete import (
 )
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError
+from halimede.core.types.error import clip, invalid
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _no_outputs(config: ModelConfig, files: ModelFiles, why: str) -> InferenceEr
         f"model '{clip(config.name)}': the outputs of {files.path.name} cannot be found by a run with zeros: "
         f"{clip(why)}; write in config.pbtxt: output [ {_example(names)} ], with the right datatypes and dims"
     )
-    return InferenceError(ErrorCode.INVALID_ARG, text)
+    return invalid(text)
 
 
 def _names_of(arguments: Sequence[Argument]) -> list[str]:
@@ -199,10 +199,9 @@ def _names_of(arguments: Sequence[Argument]) -> list[str]:
 
 def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) -> InferenceError:
     hint = "; files of torch.jit.trace and torch.export say them" if files.form is Form.SCRIPT else ""
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"model '{clip(config.name)}': {files.path.name} does not say the datatypes and dims of its inputs; write in "
-        f"config.pbtxt: input [ {_example(names)} ], with the right datatypes and dims{hint}",
+        f"config.pbtxt: input [ {_example(names)} ], with the right datatypes and dims{hint}"
     )
 
 

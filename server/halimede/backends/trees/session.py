@@ -7,7 +7,7 @@ from halimede.backends.onnxruntime.session import onnx_error, runtime
 from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.backends.trees.forest import Forest
 from halimede.backends.trees.onnx_file import onnx_bytes
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, unsupported
 
 FATAL_SEVERITY = 4
 MOST_BYTES = (1 << 31) - 1
@@ -33,7 +33,7 @@ def open_session(forest: Forest, model: str, threads: ThreadPlan) -> Any:  # Any
         text = (
             f"model '{model}': the forest has {len(forest.nodes.left)} nodes; ONNX Runtime takes at most 2 GiB of them"
         )
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        raise unsupported(text)
     try:
         return ort.InferenceSession(content, settings, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:

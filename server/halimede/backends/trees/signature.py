@@ -9,7 +9,7 @@ from halimede.backends.trees.options import TreeOptions
 from halimede.backends.trees.outputs import OutputPlan, output_plans
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
 from halimede.core.config.model_config import ModelConfig, ModelOutput
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, invalid
 
 DEFAULT_MAX_BATCH_SIZE = 1024
 """Larger than other backends' default, because a row takes microseconds."""
@@ -63,7 +63,7 @@ def checked_signature(config: ModelConfig, forest: Forest, options: TreeOptions,
     if any(each.name == OUTPUT_NAME for each in config.output) and problems:
         problems.append(_describe(forest, options))
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+        raise invalid("; ".join(problems))
     return signature
 
 

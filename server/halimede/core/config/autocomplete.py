@@ -25,8 +25,8 @@ from halimede.core.config.sequence_tensors import (
     model_outputs,
 )
 from halimede.core.config.shape_tensors import with_rows, without_rows
-from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, Problem
+from halimede.core.types.error import clip, invalid
 
 DEFAULT_MAX_BATCH_SIZE = 4
 
@@ -95,10 +95,9 @@ def complete(
     max_batch_size = config.max_batch_size
     if not signature.can_batch():
         if max_batch_size > 0:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
-                "specified",
+                "specified"
             )
     elif max_batch_size == 0 and _spells_out_batch(config, signature):
         notes.append(

@@ -15,8 +15,8 @@ from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
 from halimede.core.ensemble.rows import Fit, make_fit, match
 from halimede.core.ensemble.when import kind_problems
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, invalid
 from halimede_spec.dataflow import make_flow, makers
 
 MAX_PLANS = 64
@@ -118,7 +118,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     if not found:
         found = list(_member_problems(config, steps, members))
     if found:
-        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+        raise invalid(_joined(found))
     conditions = [None if step.when is None else parse_condition(step.when) for step in steps]
     found = [
         f"the condition of step {i} of ensemble '{clip(config.name)}' can not be decided: {problem}"
@@ -142,7 +142,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     if scopes.of([output.name for output in config.output]) is None:
         found.append(_merges(config, config.name))
     if found:
-        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+        raise invalid(_joined(found))
     return Graph(
         name=config.name,
         steps=tuple(sorted(graph_steps, key=lambda step: step.index)),

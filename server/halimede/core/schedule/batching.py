@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.config.check_request import FRAMED_AT_ONCE
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types import DataType, Tensor, internal
 from halimede.core.types.tensor import concatenate, join_bytes
 
 OutputTypes = Mapping[str, DataType]
@@ -249,8 +249,3 @@ def check_size(tensor: Tensor) -> None:
 def shape_text(shape: Sequence[int]) -> str:
     """The shape as messages show it."""
     return f"[{','.join(map(str, shape))}]"
-
-
-def internal(message: str) -> InferenceError:
-    """The error of a model whose outputs do not fit, or of a batch that should not exist."""
-    return InferenceError(ErrorCode.INTERNAL, message)

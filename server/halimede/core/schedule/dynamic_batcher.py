@@ -11,7 +11,7 @@ from halimede.core.schedule.expected_batch import ExpectedBatch
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
 
@@ -81,7 +81,7 @@ class DynamicBatchScheduler:
         actions: list[Action] = []
         if self.may_expire:
             for key in queue.expire(now_ns):
-                error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+                error = unavailable("Request timeout expired")
                 actions.append(Fail(key, error, FailureReason.EXPIRED))
         if self._begins_at:
             if len(queue.queued) < self._begins_at:

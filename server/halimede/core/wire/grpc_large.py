@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, InferenceError, invalid
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, message_class, not_parsed, parse
@@ -129,10 +129,7 @@ def _cut(view: memoryview) -> LargeRequest:
         others.append(view[start:stop])
     size = sum(map(len, others))
     if size > MAX_OTHER_BYTES:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"the message has {size} bytes beside its tensors' data, at most {MAX_OTHER_BYTES} are taken",
-        )
+        raise invalid(f"the message has {size} bytes beside its tensors' data, at most {MAX_OTHER_BYTES} are taken")
     return LargeRequest(parse(ModelInferRequest, b"".join(others)), raws, contents)
 
 
@@ -377,9 +374,7 @@ def varint(value: int) -> bytes:
 
 
 def _too_many_fields(most: int) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG, f"the message has more than {most} fields beside its tensors' elements"
-    )
+    return invalid(f"the message has more than {most} fields beside its tensors' elements")
 
 
 _Field = tuple[int, int, int, int, int]

@@ -10,7 +10,7 @@ from struct import Struct
 
 import numpy as np
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, internal
 
 PREFIX_BYTES = 5
 _PREFIX = Struct(">BI")
@@ -98,7 +98,7 @@ class MessageReader:
                 flag, length = _PREFIX.unpack_from(data, at)
                 at += PREFIX_BYTES
             if flag > 1:
-                raise InferenceError(ErrorCode.INTERNAL, f"a message begins with the flag {flag}, not 0 or 1")
+                raise internal(f"a message begins with the flag {flag}, not 0 or 1")
             if length > self._max_bytes:
                 raise self._too_large(length)
             if end - at >= length:

@@ -13,16 +13,8 @@ import orjson
 
 from halimede.core.config.model_config import ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import (
-    Buffer,
-    DeviceReport,
-    DeviceState,
-    ErrorCode,
-    InferenceError,
-    ModelIndexEntry,
-    ServerMetadata,
-)
-from halimede.core.types.error import clip
+from halimede.core.types import Buffer, DeviceReport, DeviceState, InferenceError, ModelIndexEntry, ServerMetadata
+from halimede.core.types.error import clip, internal, invalid
 from halimede.core.types.statistics import Duration, ModelStatistics, ResponseStatistics
 from halimede.core.wire.json_access import without_mark
 
@@ -162,7 +154,7 @@ def decode_index_request(body: Buffer) -> bool:
     """Whether only ready models are requested."""
     ready = _document(body).get("ready", False)
     if not isinstance(ready, bool):
-        raise InferenceError(ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
+        raise invalid("Invalid value for 'ready': expected a boolean")
     return ready
 
 
@@ -171,10 +163,9 @@ def decode_load_request(body: Buffer) -> dict[str, str | bytes]:
     parameters: dict[str, str | bytes] = {}
     for key, value in _parameters(body).items():
         if key != "config" and not key.startswith("file:"):
-            raise InferenceError(
-                ErrorCode.INTERNAL,
+            raise internal(
                 f"unexpected error on creating Triton parameter: '{clip(key)}' is neither 'config' nor"
-                " 'file:<version>/<path>'",
+                " 'file:<version>/<path>'"
             )
         if not isinstance(value, str):
             raise _wrong_type(key, "string")
@@ -194,9 +185,7 @@ def _from_base64(key: str, value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"load parameter '{clip(key)}' must be the file's content in base64: {error}"
-        ) from None
+        raise invalid(f"load parameter '{clip(key)}' must be the file's content in base64: {error}") from None
 
 
 def _parameters(body: Buffer) -> dict[str, Any]:
@@ -214,15 +203,11 @@ def _document(body: Buffer) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"failed to parse the request JSON buffer: {error.msg}. at {error.pos}"
-        ) from None
+        raise internal(f"failed to parse the request JSON buffer: {error.msg}. at {error.pos}") from None
     if not isinstance(document, dict):
-        raise InferenceError(ErrorCode.INTERNAL, "failed to parse the request JSON buffer: it is not an object. at 0")
+        raise internal("failed to parse the request JSON buffer: it is not an object. at 0")
     return document
 
 
 def _wrong_type(key: str, kind: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INTERNAL, f"Unable to parse '{clip(key)}': attempt to access JSON non-{kind} as {kind}"
-    )
+    return internal(f"Unable to parse '{clip(key)}': attempt to access JSON non-{kind} as {kind}")

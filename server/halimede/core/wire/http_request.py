@@ -15,7 +15,7 @@ import orjson
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor, invalid
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.request import InputForm
@@ -25,7 +25,6 @@ from halimede.core.wire.forwarding import RESERVED_PREFIX
 from halimede.core.wire.json_access import (
     array_member,
     flag_member,
-    invalid,
     missing,
     object_member,
     parameter_value,

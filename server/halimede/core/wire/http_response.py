@@ -6,7 +6,7 @@ from functools import lru_cache
 import orjson
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import DataType, InferenceResponse, internal
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify_steps
 from halimede.core.wire.destinations import BINARY, Destinations
@@ -109,9 +109,7 @@ def parameters_json(response: InferenceResponse, value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"parameters of a response of model '{response.model_name}' are not JSON: {error}"
-        ) from None
+        raise internal(f"parameters of a response of model '{response.model_name}' are not JSON: {error}") from None
 
 
 def join_chunks(chunks: list[Buffer]) -> list[Buffer]:

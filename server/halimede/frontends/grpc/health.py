@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoMessage, message_class
 from halimede.facade.server import Server
@@ -96,4 +96,4 @@ def _send(call: Call, status: int) -> None:
 
 
 def _fail_without_message(call: Call) -> None:
-    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))
+    call.fail(invalid("the call ended before a whole request came"))

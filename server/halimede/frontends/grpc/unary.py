@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import invalid
 from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage
@@ -76,7 +76,7 @@ def _respond(call: Call, response: ProtoMessage) -> None:
 
 
 def _fail_without_message(call: Call) -> None:
-    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))
+    call.fail(invalid("the call ended before a whole request came"))
 
 
 def _note_model(call: Call, request: ProtoMessage) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse, invalid
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.generate import (
     LOAD_FORMATS,
@@ -62,9 +62,7 @@ class GenerateHandler:
         exchange.model = view.name
         coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
         if coding not in {b"", IDENTITY.encode()}:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"Unsupported content-encoding, only '{IDENTITY}' is supported."
-            )
+            raise invalid(f"Unsupported content-encoding, only '{IDENTITY}' is supported.")
         parameters = {} if self._forward is None else forwarded(self._forward, exchange.head)
         infer = partial(self._infer, exchange, view, parameters, streams)
         if len(exchange.body) > IN_STEPS_ABOVE:

@@ -10,8 +10,8 @@ from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.model_view import ModelView
 from halimede.core.config.write import to_json
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
-from halimede.core.types.error import clip
+from halimede.core.types import Buffer, InferenceError, Restrictions
+from halimede.core.types.error import clip, unsupported
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import (
@@ -256,7 +256,7 @@ class HttpServer(Listener):
 
 def _refuse_repository(route: Route) -> None:
     if route.repository:
-        raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+        raise unsupported("'repository_name' specification is not supported")
 
 
 def _small_body(exchange: Exchange, route: Route) -> Buffer:
@@ -278,4 +278,4 @@ def _shared_memory(exchange: Exchange, route: Route) -> None:
 
 
 def _unavailable_extension(_exchange: Exchange, route: Route) -> None:
-    raise InferenceError(ErrorCode.UNSUPPORTED, f"the '{route.action.label}' extension is not available in this server")
+    raise unsupported(f"the '{route.action.label}' extension is not available in this server")
