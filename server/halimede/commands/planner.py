@@ -62,8 +62,7 @@ class Planner:
     def _step(self, ensemble: str, name: str) -> LoadPlan:
         """The plan of a step's model. Its errors also name the ensemble."""
         if name in self._made and self._made[name] is None:
-            text = f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}"
-            raise invalid(text)
+            raise invalid(f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}")
         try:
             return self.plan(self._repository.find(name))
         except (LookupError, OSError) as error:

@@ -89,8 +89,7 @@ def make_subject(
         raise unsupported(text)
     config = plan.config
     if unknown := shapes.keys() - {each.name for each in config.input}:
-        text = f"--shape names '{min(unknown)}', which is no input of model '{entry.name}'"
-        raise invalid(text)
+        raise invalid(f"--shape names '{min(unknown)}', which is no input of model '{entry.name}'")
     maker = Maker(config, shapes)
     return Subject(entry, options, plan, plan.backend, maker, tolerance, cycles, refused(config), longest_wait_secs)
 

@@ -116,8 +116,7 @@ class FrontProcess:
             raise internal(f"a front-end process ended by {why} while it started") from None
         except OSError as error:
             await self._end()
-            text = f"a front-end process cannot be started: {error.strerror or error}"
-            raise unavailable(text) from error
+            raise unavailable(f"a front-end process cannot be started: {error.strerror or error}") from error
         except InferenceError:
             await self._end()
             raise

@@ -159,8 +159,7 @@ class CoreServer:
             return [v.stats.snapshot() for v in record.versions.values()]
         serving = record.serving.get(str(_version_number(version)))
         if serving is None:
-            text = f"requested model version is not available for model '{clip(name)}'"
-            raise invalid(text)
+            raise invalid(f"requested model version is not available for model '{clip(name)}'")
         return [serving.version.stats.snapshot()]
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
@@ -193,8 +192,7 @@ class CoreServer:
         self._require_control(load_name_problem(name))
         if parameters:
             key = clip(next(iter(parameters)))
-            text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
-            raise unsupported(text)
+            raise unsupported(f"load parameter '{key}' is not supported yet: models are loaded from the repository")
         await self._finish(self.lifecycle.load(name, for_model=for_model))
         self._sampler.sample_soon()
 
@@ -234,11 +232,10 @@ class CoreServer:
     def _require_control(self, name_problem: str | None) -> None:
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
-            text = (
+            raise unavailable(
                 "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "
                 "start with --model-control-mode=explicit"
             )
-            raise unavailable(text)
         if name_problem:
             raise invalid(name_problem)
         if self._draining:
@@ -268,8 +265,7 @@ class CoreServer:
         if is_inside and text in record.leaving:
             return record.leaving[text]
         if text and int(text) in record.status:
-            reason = f"Request for unknown model: '{shown}' version {text} is not at ready state"
-            raise unavailable(reason)
+            raise unavailable(f"Request for unknown model: '{shown}' version {text} is not at ready state")
         if record.loading and not record.serving:
             raise unavailable(f"Request for unknown model: '{shown}' is loading")
         if not text:

@@ -92,8 +92,7 @@ def _unpickled_in(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
         return []
     found = sorted(each for each in directory.iterdir() if unpickled(each.name, patterns))
     if len(found) > MOST_CHECKED:
-        text = f"'{directory}' has more than {MOST_CHECKED} files that may be pickles, and none is allowed"
-        raise unsupported(text)
+        raise unsupported(f"'{directory}' has more than {MOST_CHECKED} files that may be pickles, and none is allowed")
     return found
 
 

@@ -351,8 +351,7 @@ def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
     except BaseException as error:
         about = {"model": where.name, "version": where.version}
         log.exception("model '%s' version %d: the backend failed", where.name, where.version, extra=about)
-        text = f"{type(error).__name__}: {error}"
-        raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
+        raise VersionError(where.version, versions, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -97,8 +97,7 @@ class ModelServices:
         name, caller = call.model_name, model_of(owner)
         _check_other(owner, name)
         if self.loads.path(name, caller):
-            text = f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it"
-            raise unavailable(text)
+            raise unavailable(f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it")
         parameters: dict[str, bool | int | str | bytes] = dict(call.files)
         if call.config:
             parameters["config"] = call.config

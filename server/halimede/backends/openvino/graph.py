@@ -29,8 +29,7 @@ def read_ports(graph: Any, config: ModelConfig) -> Ports:
         inputs = [_port(each, each.node.get_friendly_name()) for each in graph.inputs]
         outputs = [_port(each, _source_name(each.node.input_value(0))) for each in graph.outputs]
     except UnicodeDecodeError as error:
-        text = f"unable to load model '{config.name}': the file has a name that is not UTF-8 text"
-        raise invalid(text) from error
+        raise invalid(f"unable to load model '{config.name}': the file has a name that is not UTF-8 text") from error
     return choose_ports(inputs, outputs, config)
 
 

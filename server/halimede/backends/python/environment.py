@@ -131,8 +131,7 @@ def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> E
             raise _wrong(path_text, problem)
         path = given.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
-        text = f"Failed to get the canonical path for {clip(path_text)}."
-        raise invalid(text) from error
+        raise invalid(f"Failed to get the canonical path for {clip(path_text)}.") from error
     entry = None
     if path.is_dir():
         root = path

@@ -184,11 +184,10 @@ def _outputs(
 
 def _no_outputs(config: ModelConfig, files: ModelFiles, why: str) -> InferenceError:
     names = [each.name for each in config.output] or ["OUTPUT__0"]
-    text = (
+    return invalid(
         f"model '{clip(config.name)}': the outputs of {files.path.name} cannot be found by a run with zeros: "
         f"{clip(why)}; write in config.pbtxt: output [ {_example(names)} ], with the right datatypes and dims"
     )
-    return invalid(text)
 
 
 def _names_of(arguments: Sequence[Argument]) -> list[str]:

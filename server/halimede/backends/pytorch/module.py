@@ -94,8 +94,7 @@ def _module_class(path: Path, model: str) -> Any:
         if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == name
     }
     if not own:
-        text = f"model '{clip(model)}': {path.name} has no class derived from torch.nn.Module"
-        raise invalid(text)
+        raise invalid(f"model '{clip(model)}': {path.name} has no class derived from torch.nn.Module")
     fitting = [key for key, value in own.items() if _needs_nothing(value)] or list(own)
     if len(fitting) > 1:
         log.warning("model '%s': %s has the classes %s; '%s' is served", model, path.name, ", ".join(own), fitting[0])
@@ -131,5 +130,4 @@ def _load_weights(module: Any, weights: Path, model: str) -> None:
 
 
 def _failed(model: str, what: str, error: BaseException) -> InferenceError:
-    text = f"model '{clip(model)}': {what}: {type(error).__name__}: {clip(str(error))}"
-    return internal(text)
+    return internal(f"model '{clip(model)}': {what}: {type(error).__name__}: {clip(str(error))}")

@@ -36,8 +36,7 @@ class ScriptProgram:
             text = f"model '{clip(model)}': {path.name} cannot be loaded as TorchScript: {cause_of(error)}"
             raise internal(text) from error
         if not hasattr(self.module, "forward"):
-            text = f"model '{clip(model)}': the TorchScript module in {path.name} has no method forward"
-            raise invalid(text)
+            raise invalid(f"model '{clip(model)}': the TorchScript module in {path.name} has no method forward")
         if getattr(self.module, "training", False):
             note = "model '%s': %s was saved in training mode (dropout, batch norm); save it after model.eval()"
             log.warning(note, model, path.name)

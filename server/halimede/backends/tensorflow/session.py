@@ -176,10 +176,9 @@ def run_init_ops(session: Any, file: str, folders: Sequence[Path], model: str) -
     found = next((folder / file for folder in folders if (folder / file).is_file()), None)
     if found is None:
         looked = ", ".join(f"'{folder / file}'" for folder in folders)
-        text = (
+        raise unavailable(
             f"model '{clip(model)}': there is no file '{clip(file)}' (parameter TF_INIT_OPS_FILE): looked for {looked}"
         )
-        raise unavailable(text)
     try:
         names = json.loads(found.read_bytes())["init_ops"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

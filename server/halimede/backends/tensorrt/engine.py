@@ -60,8 +60,7 @@ def _read(path: Path, model: str, most: int = -1) -> bytes:
     except FileNotFoundError as error:
         raise unavailable(f"unable to find '{path}' for model '{model}'{_files_beside(path)}") from error
     except OSError as error:
-        text = f"model '{model}': '{path}' cannot be read: {error.strerror}"
-        raise internal(text) from error
+        raise internal(f"model '{model}': '{path}' cannot be read: {error.strerror}") from error
 
 
 def _files_beside(path: Path) -> str:
@@ -76,8 +75,7 @@ def _files_beside(path: Path) -> str:
 def _check_header(head: bytes, path: Path, model: str) -> tuple[int, ...]:
     header = read_header(head)
     if header.problem:
-        text = f"model '{model}': '{path}' is not a TensorRT plan: {header.problem}"
-        raise invalid(text)
+        raise invalid(f"model '{model}': '{path}' is not a TensorRT plan: {header.problem}")
     return header.version
 
 
@@ -106,8 +104,7 @@ class Execution:
         kind = getattr(engine.libraries.trt.ExecutionContextAllocationStrategy, strategy)
         self._context = engine.engine.create_execution_context(kind)
         if self._context is None:
-            text = f"no execution context for profile {profile.index}: {self._errors.text()}"
-            raise unavailable(text)
+            raise unavailable(f"no execution context for profile {profile.index}: {self._errors.text()}")
         if not self._context.set_optimization_profile_async(profile.index, stream.handle):
             raise self._failure(f"profile {profile.index} cannot be selected")
         stream.wait()

@@ -113,8 +113,7 @@ class TensorRtInstance:
         for name, slot in self._inputs.items():
             array = inputs.get(name)
             if array is None:
-                text = f"input '{name}' is missing: a TensorRT engine needs all of its inputs"
-                raise invalid(text)
+                raise invalid(f"input '{name}' is missing: a TensorRT engine needs all of its inputs")
             dtype = slot.tensor.datatype.dtype
             arrays[name] = array if array.dtype == dtype else array.astype(dtype)
         return arrays

@@ -85,8 +85,7 @@ def check_version(package: str, version: str, oldest: tuple[int, ...]) -> None:
     numbers = [int(part) for part in re.findall(r"\d+", version)[: len(oldest)]]
     if tuple(numbers) < oldest:
         needed = ".".join(map(str, oldest))
-        text = f"{package} {version} is installed; {needed} or newer is needed"
-        raise unsupported(text)
+        raise unsupported(f"{package} {version} is installed; {needed} or newer is needed")
 
 
 def join(trt: Any, cudart: Any) -> Libraries:

@@ -106,8 +106,7 @@ def _range(three: Sequence[Sequence[int]]) -> Range:
 
 
 def _unsupported(model: str, kind: str, name: str, what: str) -> InferenceError:
-    text = f"model '{clip(model)}': {kind} '{clip(name)}' of the engine {what}"
-    return unsupported(text)
+    return unsupported(f"model '{clip(model)}': {kind} '{clip(name)}' of the engine {what}")
 
 
 def _aliased(engine: Any, name: str) -> str:

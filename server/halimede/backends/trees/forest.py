@@ -230,8 +230,7 @@ def _reachable(forest: Forest, model: str) -> Forest:
         if len(level) == 0:
             break
         if len(np.unique(level)) != len(level) or seen[level].any():
-            text = f"model '{model}': the model file is damaged: a node has two parents"
-            raise invalid(text)
+            raise invalid(f"model '{model}': the model file is damaged: a node has two parents")
         seen[level] = True
         steps[level] = np.concatenate([own, own])
     if seen.all():

@@ -87,5 +87,4 @@ def check_categorical(forest: Forest, model: str) -> None:
     numeric = np.unique(forest.nodes.feature[~forest.nodes.is_categorical & ~forest.is_leaf])
     both = np.intersect1d(categorical_features(forest), numeric)
     if both.size:
-        text = f"model '{model}': feature {both[0]} is categorical in some trees and numeric in others"
-        raise unsupported(text)
+        raise unsupported(f"model '{model}': feature {both[0]} is categorical in some trees and numeric in others")

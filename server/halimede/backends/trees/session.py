@@ -30,10 +30,9 @@ def open_session(forest: Forest, model: str, threads: ThreadPlan) -> Any:  # Any
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     content = onnx_bytes(forest)
     if len(content) > MOST_BYTES:
-        text = (
+        raise unsupported(
             f"model '{model}': the forest has {len(forest.nodes.left)} nodes; ONNX Runtime takes at most 2 GiB of them"
         )
-        raise unsupported(text)
     try:
         return ort.InferenceSession(content, settings, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:

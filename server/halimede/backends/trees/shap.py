@@ -71,10 +71,9 @@ class TreeShap:
             text = f"model '{model}': treeshap_output needs a model with one target, the file has {forest.targets}"
             raise unsupported(text)
         if len(forest.nodes.cover) == 0:
-            text = (
+            raise unsupported(
                 f"model '{model}': treeshap_output needs the number of training rows of each node, which the file lacks"
             )
-            raise unsupported(text)
         self._forest = forest
         factors = forest.weights()
         self._expected = forest.base_scores.copy()
@@ -84,10 +83,9 @@ class TreeShap:
         for tree in range(forest.trees):
             leaves = _leaves(forest, tree, MOST_CONDITIONS - total)
             if leaves is None:
-                text = (
+                raise unsupported(
                     f"model '{model}': treeshap_output needs trees with at most {MOST_CONDITIONS} splits on their paths"
                 )
-                raise unsupported(text)
             values = _leaf_outputs(forest, tree, leaves, factors)
             self._expected += np.array([leaf.share for leaf in leaves]) @ values
             group.append((tree, leaves))

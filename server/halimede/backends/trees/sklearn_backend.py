@@ -143,8 +143,7 @@ def _load(source: ModelSource) -> Any:
             warnings.simplefilter("always")
             estimator = joblib.load(path)
     except ImportError as error:
-        text = f"model '{source.name}': {path.name} needs a package that is not installed: {error}"
-        raise invalid(text) from error
+        raise invalid(f"model '{source.name}': {path.name} needs a package that is not installed: {error}") from error
     except Exception as error:
         text = f"model '{source.name}': {path.name} cannot be read as a pickle: {type(error).__name__}: {error}"
         raise invalid(text) from error
@@ -157,8 +156,7 @@ def _path(source: ModelSource) -> Path:
     paths = [source.artifact, *(source.artifact.with_name(name) for name in FILENAMES)]
     found = next((path for path in paths if path.is_file()), None)
     if found is None or (found != source.artifact and source.artifact.name not in FILENAMES):
-        text = f"unable to find '{source.artifact}' for model '{source.name}'"
-        raise unavailable(text)
+        raise unavailable(f"unable to find '{source.artifact}' for model '{source.name}'")
     return found
 
 
@@ -195,11 +193,10 @@ def _signature(estimator: Any, config: ModelConfig, model: str) -> ModelSignatur
     classes = getattr(estimator, "classes_", None)
     targets = int(getattr(estimator, "n_outputs_", 1) or 1)
     if features is None or isinstance(classes, list) or not hasattr(estimator, "predict"):
-        text = (
+        raise invalid(
             f"model '{model}': the inputs and outputs of a {type(estimator).__name__} cannot be completed from the "
             "file; write them in the configuration"
         )
-        raise invalid(text)
     inputs = (TensorSignature(INPUT, DataType.FP64, (-1, int(features))),)
     outputs: tuple[TensorSignature, ...] = (TensorSignature(PREDICTION, DataType.FP64, (-1, targets)),)
     if classes is not None:

@@ -83,10 +83,9 @@ def tensor_output(name: str, result: Any, config: ModelConfig, rows: int) -> NDA
     dims = output.dims if output.reshape is None else output.reshape.shape
     shape = (rows, *dims) if config.max_batch_size > 0 else dims
     if array.size != _size(shape, array.size):
-        text = (
+        raise internal(
             f"output '{name}': the estimator answers with shape {list(array.shape)}, which is not of dims {list(dims)}"
         )
-        raise internal(text)
     array = array.reshape(shape)
     if output.data_type is DataType.BYTES:
         return array.astype(object) if array.dtype.kind == "O" else array.astype(str).astype(object)

@@ -58,5 +58,4 @@ def check_batching_options(config: ModelConfig, libraries: Sequence[str]) -> tup
 
 
 def _parameter_note(name: str, why: str) -> Problem:
-    path = f'parameters["{name}"]'
-    return Problem(f"parameter '{name}' has no effect: {why}", path)
+    return Problem(f"parameter '{name}' has no effect: {why}", f'parameters["{name}"]')

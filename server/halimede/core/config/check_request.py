@@ -289,8 +289,7 @@ class RequestChecker:
         return _invalid(request_id, text)
 
     def _unknown(self, tensor: Tensor) -> InferenceError:
-        text = f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'"
-        return invalid(text)
+        return invalid(f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'")
 
     def _check_shape(self, request_id: str, tensor: Tensor, expected: _Input) -> None:
         """Raise for an input whose datatype or shape does not fit."""

@@ -115,5 +115,4 @@ def _require_gpus(config: ModelConfig, group: ModelInstanceGroup, inventory: Inv
         there = ", ".join(str(device.index) for device in inventory.devices)
         problem = f"specifies invalid or unsupported gpu id {absent[0]}, available are: {there}"
     if problem:
-        text = f"instance group {clip(group.name)} of model {clip(config.name)} {problem}"
-        raise invalid(text)
+        raise invalid(f"instance group {clip(group.name)} of model {clip(config.name)} {problem}")

@@ -24,6 +24,5 @@ def select_versions(policy: ModelVersionPolicy | None, available: Iterable[int],
         count = policy.latest.num_versions if policy.latest is not None else 0
         selected = versions[-count:] if count > 0 else []
     if not selected:
-        text = f"at least one version must be available under the version policy of model '{clip(model_name)}'"
-        raise invalid(text)
+        raise invalid(f"at least one version must be available under the version policy of model '{clip(model_name)}'")
     return tuple(selected)

@@ -389,5 +389,4 @@ def _finite(value: object) -> float | None:
 
 
 def _unsupported(kind: str, operation: str) -> InferenceError:
-    text = f"TRITONSERVER_METRIC_KIND_{kind} does not support {clip(str(operation)).capitalize()}"
-    return unsupported(text)
+    return unsupported(f"TRITONSERVER_METRIC_KIND_{kind} does not support {clip(str(operation)).capitalize()}")

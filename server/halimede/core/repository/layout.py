@@ -194,8 +194,7 @@ def _as_ensemble(config: ModelConfig, name: str) -> ModelConfig:
             text = f"Ensemble model '{name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
             raise invalid(text)
     elif config.platform or config.backend not in ("", ENSEMBLE_PLATFORM):
-        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}"
-        raise invalid(text)
+        raise invalid(f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}")
     return replace(config, platform=ENSEMBLE_PLATFORM, backend="")
 
 

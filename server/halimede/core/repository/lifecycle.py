@@ -40,8 +40,7 @@ def next_state(state: ModelReadyState, event: VersionEvent) -> ModelReadyState:
     following = NEXT.get((state, event))
     if following is None:
         expected = ", ".join(e.name for (s, e) in NEXT if s is state)
-        text = f"a model version in state {state.value} cannot take {event.name}, expected one of {expected}"
-        raise internal(text)
+        raise internal(f"a model version in state {state.value} cannot take {event.name}, expected one of {expected}")
     return following
 
 

@@ -79,14 +79,12 @@ def _client_error(name: str, error: LoadError) -> InferenceError:
             return invalid(f"load failed for model '{name}': {error.message}")
         case ConfigError():
             # The reason follows Triton's text; Triton itself only logs it.
-            text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-            return internal(text)
+            return internal(f"failed to load '{name}', failed to poll from model repository: {error.message}")
         case VersionError():
-            text = (
+            return invalid(
                 f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
                 f"{error.code.value}: {error.message};\n"
             )
-            return invalid(text)
         case LeftBehindError():
             return internal(f"failed to load '{name}', no version is available")
 

@@ -206,20 +206,18 @@ class Sequences:
         if self.states.try_take(size):
             self.states.give_back(size)
             return None
-        text = (
+        return unavailable(
             f"inference request of sequence {clip(str(item.request.sequence_id))} to model '{clip(self._model)}': the "
             f"{item.sequence_slot} null rows before it, which are as large, have {size} bytes and would exceed the "
             "memory that the server has for the states of sequences"
         )
-        return unavailable(text)
 
     def _unfit(self, control: CorrelationControl) -> InferenceError:
         """The error of a text as the correlation id of a model that takes numbers."""
-        text = (
+        return invalid(
             f"sequence batching control '{clip(control.name)}' data-type is 'BYTES', but model '{clip(self._model)}' "
             f"expects '{control.datatype.name}'"
         )
-        return invalid(text)
 
     def begin(self, items: Sequence[Item]) -> list[Row]:
         """The rows of these requests, which are not empty and, if null rows are needed, in the order of their sequence

@@ -50,8 +50,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
 
     if spec.decoupled:
         if not hasattr(instance, "execute"):
-            text = f"backend '{spec.backend}' answers each request once: its models cannot be decoupled"
-            raise invalid(text)
+            raise invalid(f"backend '{spec.backend}' answers each request once: its models cannot be decoupled")
         request_instance = cast(RequestInstance, instance)
         if plan is None:
             return DecoupledRunner(spec.instance, request_instance, close, host, config)

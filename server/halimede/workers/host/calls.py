@@ -116,8 +116,7 @@ class Calls:
 
     def _check_process(self) -> None:
         if self._forks != _forks:
-            text = "only the process that hosts a model can call other models, not one that it has forked"
-            raise unsupported(text)
+            raise unsupported("only the process that hosts a model can call other models, not one that it has forked")
 
     def _try_send(self, record: _Record) -> bool:
         """Send the call unless it is sent. False while MAX_CALLS calls are in flight. InferenceError if it cannot be
@@ -140,8 +139,7 @@ class Calls:
             self._wake_for_room()
             if not isinstance(error, (ValueError, TypeError, OverflowError, struct.error)):
                 raise
-            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
-            raise invalid(text) from error
+            raise invalid(f"a request for model '{request.model_name:.100}' cannot be sent: {error}") from error
         record.number = number
         self._channel.send(frame)
         self._send_cancellation(record)

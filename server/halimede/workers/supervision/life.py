@@ -76,8 +76,7 @@ class Life:
             if self._exit.done() and (exit_ := self._exit.result()).error:
                 text = f"cannot start a process for '{self._spec.instance}': {exit_.error}"
                 raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=exit_.is_brief)
-            text = f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started"
-            raise internal(text)
+            raise internal(f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started")
         finally:
             starting.cancel()
 

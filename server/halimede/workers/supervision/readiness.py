@@ -52,8 +52,7 @@ class Readiness:
         try:
             return await asyncio.wait_for(asyncio.shield(self._asked), self._limit_s)
         except TimeoutError:
-            text = f"Timed out waiting for {what} is_ready() response"
-            raise unavailable(text) from None
+            raise unavailable(f"Timed out waiting for {what} is_ready() response") from None
 
     def on_ready(self, is_ready: bool) -> None:
         """The model has answered."""

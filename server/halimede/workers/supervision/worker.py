@@ -185,8 +185,7 @@ class ProcessWorker:
             raise
         if not isinstance(started, dict):
             await life.end()
-            text = f"the process of instance '{self.name}' sent an invalid answer to its start"
-            raise internal(text)
+            raise internal(f"the process of instance '{self.name}' sent an invalid answer to its start")
         self._readiness.begin(answers=started.get("answers_is_ready") is True)
         self._life = life
         log.info("instance '%s' runs in process %d", self.name, process.pid or 0, extra=self._about)

@@ -26,8 +26,7 @@ def check_request(pending: Pending, policy: SequencePolicy) -> None:
         text = f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
         raise invalid(text)
     if not correlation and not policy.iterative:
-        text = f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
-        raise invalid(text)
+        raise invalid(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
 
 
 def queue_full() -> InferenceError:
