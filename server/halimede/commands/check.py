@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import (
-    ModelFlags,
-    ended_by_interrupt,
-    print_line,
-    printable,
-    takes_model_flags,
-)
+from halimede.commands.explain_config import ModelFlags, ended_by_interrupt, print_line, printable, takes_model_flags
 
 if TYPE_CHECKING:
     from halimede.commands.planner import Planner

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import (
-    ModelFlags,
-    find_model,
-    print_line,
-    printable,
-    takes_model_flags,
-)
+from halimede.commands.explain_config import ModelFlags, find_model, print_line, printable, takes_model_flags
 
 if TYPE_CHECKING:
     from halimede.core.config.model_config import ModelConfig
@@ -200,6 +194,4 @@ def check_backend(
     backends whose models run in worker processes: use only models that you trust.
     """
     given = ModelFlags(**flags)
-    ctx.exit(
-        supervised(lambda begin: run(name, models, shapes, refused, tolerance, cycles, given, begin)),
-    )
+    ctx.exit(supervised(lambda begin: run(name, models, shapes, refused, tolerance, cycles, given, begin)))

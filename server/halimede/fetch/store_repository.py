@@ -23,14 +23,7 @@ from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
 from halimede.fetch.tree import safe_tree
-from halimede.runtime.repository import (
-    READ_LIMIT_SECS,
-    UNWATCHED,
-    Listing,
-    ModelEntry,
-    ModelRepository,
-    ReadProgress,
-)
+from halimede.runtime.repository import READ_LIMIT_SECS, UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import PlannedModel, S3Defaults
 from halimede_spec.uri import Uri

@@ -11,13 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halimede.core.inventory import (
-    MAX_LIST_BYTES,
-    Inventory,
-    parse_device_list,
-    profile_in_name,
-    profile_of_sizes,
-)
+from halimede.core.inventory import MAX_LIST_BYTES, Inventory, parse_device_list, profile_in_name, profile_of_sizes
 from halimede.core.types import Device, DeviceKind, invalid
 
 log = logging.getLogger(__name__)

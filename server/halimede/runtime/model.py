@@ -180,8 +180,7 @@ def make_ensemble(
     requests = partial(VersionRequests, table, stats)
     ensemble = Ensemble(graph, requests, services.models, members, checker, asyncio.get_running_loop())
     return ModelVersion(
-        *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services),
-        parts=design.parts,
+        *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services), parts=design.parts
     )
 
 

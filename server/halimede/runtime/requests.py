@@ -301,13 +301,7 @@ class VersionRequests:
             self.stats.record_failure(reason, request_ns, max(0, waited_ns))
         else:
             self.stats.record_success(
-                flight.rows,
-                request_ns,
-                queue_ns,
-                computed.input_ns,
-                computed.infer_ns,
-                computed.output_ns,
-                wall_ms(),
+                flight.rows, request_ns, queue_ns, computed.input_ns, computed.infer_ns, computed.output_ns, wall_ms()
             )
         if self._idle is not None:
             self._check_idle()

@@ -161,12 +161,7 @@ class InstanceRunner:
             raise RefusedRequestsError(errors)
 
     def _run_others(
-        self,
-        instance: TensorInstance,
-        items: list[RunItem],
-        refused: RefusedRequestsError,
-        start: int,
-        input_end: int,
+        self, instance: TensorInstance, items: list[RunItem], refused: RefusedRequestsError, start: int, input_end: int
     ) -> Ran:
         """Run the batch again without the refused requests. Ends, because each refusal removes at least one request."""
         errors = refused.errors
@@ -345,12 +340,7 @@ class _SequenceBatches:
     """Runs batches of a model of sequences: gives each request its row, and keeps its state."""
 
     def __init__(
-        self,
-        sequences: Sequences,
-        run: Callable[[Sequence[Row]], Ran],
-        *,
-        is_split: bool,
-        plan: BatchPlan | None,
+        self, sequences: Sequences, run: Callable[[Sequence[Row]], Ran], *, is_split: bool, plan: BatchPlan | None
     ) -> None:
         """`is_split`: requests whose states have different shapes run one after the other, as arrays require. So do the
         groups of a `plan` that pads."""

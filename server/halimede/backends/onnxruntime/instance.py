@@ -39,10 +39,7 @@ class OnnxInstance:
             self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
 
     def run(
-        self,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Sequence[str],
-        context: RunContext,
+        self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         feed = {name: self._value(name, array, context) for name, array in inputs.items()}
         names = list(outputs)

@@ -16,13 +16,7 @@ from halimede.backends.openvino.options import PARAMETERS, OpenVinoOptions, Prop
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
 from halimede.backends.scalars import with_scalars
-from halimede.core.config.autocomplete import (
-    ModelSignature,
-    batch_size_setting,
-    complete,
-    find_scalars,
-    is_complete,
-)
+from halimede.core.config.autocomplete import ModelSignature, batch_size_setting, complete, find_scalars, is_complete
 from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.types import InferenceError, Placement, invalid, unavailable
@@ -96,11 +90,7 @@ class OpenVinoModel:
 
     def create_instance(self, placement: Placement) -> TensorInstance:
         instance = OpenVinoInstance(
-            self._compiled,
-            self._plan,
-            self._rows,
-            pads=self._options.pads_batches,
-            has_state=self._has_state,
+            self._compiled, self._plan, self._rows, pads=self._options.pads_batches, has_state=self._has_state
         )
         if self._first_batch:
             _warm_up(instance, self._first_batch, placement.name)

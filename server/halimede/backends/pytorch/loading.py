@@ -20,13 +20,7 @@ from halimede.backends.pytorch.naming import (
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.backends.pytorch.program import ExportedProgram, PackageProgram, Program
 from halimede.backends.pytorch.script import ScriptProgram
-from halimede.core.config.autocomplete import (
-    ModelSignature,
-    Scalars,
-    TensorSignature,
-    check_signature,
-    find_scalars,
-)
+from halimede.core.config.autocomplete import ModelSignature, Scalars, TensorSignature, check_signature, find_scalars
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, hidden_outputs, model_inputs, model_outputs

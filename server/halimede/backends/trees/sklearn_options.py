@@ -10,15 +10,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType
 from halimede.core.types.error import clip, internal, invalid
 
-METHODS = (
-    "predict",
-    "predict_proba",
-    "predict_log_proba",
-    "decision_function",
-    "score_samples",
-    "transform",
-    "apply",
-)
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform", "apply")
 
 METHOD_OF = "method_of_"
 """The parameter `method_of_<output>` names the method that makes an output."""

@@ -18,12 +18,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 
-STATES = (
-    ModelReadyState.READY,
-    ModelReadyState.LOADING,
-    ModelReadyState.UNLOADING,
-    ModelReadyState.UNAVAILABLE,
-)
+STATES = (ModelReadyState.READY, ModelReadyState.LOADING, ModelReadyState.UNLOADING, ModelReadyState.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,7 @@ class DynamicBatchScheduler:
     has_null_rows = False
 
     def __init__(
-        self,
-        policy: BatchPolicy,
-        instances: int = 0,
-        queue: BatchQueue | None = None,
-        begins_at: int = 0,
+        self, policy: BatchPolicy, instances: int = 0, queue: BatchQueue | None = None, begins_at: int = 0
     ) -> None:
         """Requests wait in `queue`; without it, in a `BatchQueue` with the policy, which prefetches nothing.
 

@@ -41,11 +41,7 @@ def encode_infer(response: InferenceResponse, destinations: Destinations, view: 
     return run(encode_infer_steps(response, destinations, view))
 
 
-def encode_infer_steps(
-    response: InferenceResponse,
-    destinations: Destinations,
-    view: ModelView,
-) -> Steps[EncodedInfer]:
+def encode_infer_steps(response: InferenceResponse, destinations: Destinations, view: ModelView) -> Steps[EncodedInfer]:
     """As `encode_infer`, in steps of at most about 10 ms each."""
     head = _model_json(response.model_name, response.model_version)
     head = b'{"id":%b,%b' % (orjson.dumps(response.id), head) if response.id else b"{" + head
@@ -85,11 +81,7 @@ def _model_json(name: str, version: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _output_json(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":%b' % (
-        orjson.dumps(name),
-        datatype.name.encode(),
-        orjson.dumps(shape),
-    )
+    return b'{"name":%b,"datatype":"%b","shape":%b' % (orjson.dumps(name), datatype.name.encode(), orjson.dumps(shape))
 
 
 @lru_cache(maxsize=1024)

@@ -118,11 +118,7 @@ class ScannedJson:
 
 
 def scan_steps(
-    text: Buffer,
-    block_bytes: int = BLOCK_BYTES,
-    skeleton_limit: int = MAX_SKELETON_BYTES,
-    *,
-    members: bool = False,
+    text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES, *, members: bool = False
 ) -> Steps[ScannedJson]:
     """Take the arrays of inputs out of a document; with `members` the arrays and long strings of its members.
 

@@ -45,12 +45,7 @@ class InferHandler:
     """Serves inference for complete requests."""
 
     def __init__(
-        self,
-        server: Server,
-        steps: StepQueue,
-        *,
-        max_input_size: int,
-        forward: Forwarding | None = None,
+        self, server: Server, steps: StepQueue, *, max_input_size: int, forward: Forwarding | None = None
     ) -> None:
         self.server = server
         self.steps = steps

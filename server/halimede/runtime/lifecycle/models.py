@@ -71,7 +71,7 @@ class ModelLifecycle:
         self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, self.services, self._closing)
         builder = Builder(
-            *(options, load_threads, self.table, self.services, self._closing, left_behind, slot_wait_secs),
+            *(options, load_threads, self.table, self.services, self._closing, left_behind, slot_wait_secs)
         )
         self._loader = Loader(
             *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, self.services),
