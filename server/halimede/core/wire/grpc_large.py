@@ -175,13 +175,20 @@ def read_contents(parts: Sequence[memoryview], announced: Announced) -> Steps[Bu
     return elements.data
 
 
-class _Strings:
-    """The elements of `bytes_contents`, in wire layout."""
-
+class _Elements:
     def __init__(self, announced: Announced) -> None:
         self._announced = announced
         self._count = 0
         self.copied = GrowingBytes()
+
+    def _count_more(self, count: int) -> None:
+        self._count += count
+        if self._count > self._announced.most:
+            raise self._announced.too_many()
+
+
+class _Strings(_Elements):
+    """The elements of `bytes_contents`, in wire layout."""
 
     @property
     def data(self) -> Buffer:
@@ -213,19 +220,12 @@ class _Strings:
         yield 4
         yield from _copy_steps(element, self.copied)
 
-    def _count_more(self, count: int) -> None:
-        self._count += count
-        if self._count > self._announced.most:
-            raise self._announced.too_many()
 
-
-class _Numbers:
+class _Numbers(_Elements):
     """The elements of another field, in the order in which they come: packed, or each as a field of its own."""
 
     def __init__(self, announced: Announced) -> None:
-        self._announced = announced
-        self._count = 0
-        self.copied = GrowingBytes()
+        super().__init__(announced)
         self._view: memoryview | None = None
         """The only run of floats, of which nothing is copied."""
         # Without a field for the datatype all elements are in a wrong one.
@@ -310,11 +310,6 @@ class _Numbers:
             values = (numbers.astype(np.uint32) if self._dtype.itemsize == 4 else numbers).view(self._dtype)
         self.copied.add(self._announced.convert(values).view(np.uint8).data)
         return int(ends[-1]) + 1
-
-    def _count_more(self, count: int) -> None:
-        self._count += count
-        if self._count > self._announced.most:
-            raise self._announced.too_many()
 
 
 def _copy_steps(data: memoryview, into: GrowingBytes) -> Steps[None]:

@@ -1,7 +1,7 @@
 """The HTTP front end: a listener that passes each exchange to the server by its route."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from types import MappingProxyType
 
@@ -231,27 +231,24 @@ class HttpServer(Listener):
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._load(exchange, route.model, decode_load_request(_small_body(exchange, route))))
-
-    async def _load(self, exchange: Exchange, model: str, parameters: dict[str, str | bytes]) -> None:
-        try:
-            await self._model_server.load_model(model, parameters)
-        except InferenceError as error:
-            respond_error(exchange, error)
-        else:
-            exchange.respond(200, PLAIN_TEXT)
+        parameters = decode_load_request(_small_body(exchange, route))
+        load = partial(self._model_server.load_model, route.model, parameters)
+        self.spawn(exchange, _respond_after(exchange, load))
 
     def _model_unload(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._unload(exchange, route.model, decode_unload_request(_small_body(exchange, route))))
+        unload_dependents = decode_unload_request(_small_body(exchange, route))
+        unload = partial(self._model_server.unload_model, route.model, unload_dependents)
+        self.spawn(exchange, _respond_after(exchange, unload))
 
-    async def _unload(self, exchange: Exchange, model: str, unload_dependents: bool) -> None:
-        try:
-            await self._model_server.unload_model(model, unload_dependents)
-        except InferenceError as error:
-            respond_error(exchange, error)
-        else:
-            exchange.respond(200, PLAIN_TEXT)
+
+async def _respond_after(exchange: Exchange, change: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await change()
+    except InferenceError as error:
+        respond_error(exchange, error)
+    else:
+        exchange.respond(200, PLAIN_TEXT)
 
 
 def _refuse_repository(route: Route) -> None:
