@@ -47,7 +47,8 @@ def run(
         try:
             backend = find_backend(name)
             if not models and backend.default_model_filename:
-                print_line(f"backend '{name}' needs a file: give the directory of a model with {_filename(backend)}")
+                filename = f"1/{backend.default_model_filename}"
+                print_line(f"backend '{name}' needs a file: give the directory of a model with {filename}")
                 return 2
             paths = list(models) or [write_sample(Path(folder), name)]
             with flags.load_options() as options:
@@ -70,10 +71,6 @@ def run(
             print_line(str(error))
             return 2
     return 1 if failed else 0
-
-
-def _filename(backend: Any) -> str:
-    return f"1/{backend.default_model_filename}"
 
 
 def _shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

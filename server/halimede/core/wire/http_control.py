@@ -15,7 +15,7 @@ from halimede.core.config.model_config import ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, DeviceReport, DeviceState, InferenceError, ModelIndexEntry, ServerMetadata
 from halimede.core.types.error import clip, internal, invalid
-from halimede.core.types.statistics import Duration, ModelStatistics, ResponseStatistics
+from halimede.core.types.statistics import ModelStatistics
 from halimede.core.wire.json_access import without_mark
 
 
@@ -49,50 +49,18 @@ def statistics_json(statistics: Sequence[ModelStatistics]) -> bytes:
 
 
 def _model_statistics(model: ModelStatistics) -> dict[str, Any]:
-    inference = model.inference
     return {
         "name": model.name,
         "version": model.version,
         "last_inference": model.last_inference_ms,
         "inference_count": model.inference_count,
         "execution_count": model.execution_count,
-        "inference_stats": {
-            "success": _duration(inference.success),
-            "fail": _duration(inference.fail),
-            "queue": _duration(inference.queue),
-            "compute_input": _duration(inference.compute_input),
-            "compute_infer": _duration(inference.compute_infer),
-            "compute_output": _duration(inference.compute_output),
-            "cache_hit": _duration(inference.cache_hit),
-            "cache_miss": _duration(inference.cache_miss),
-        },
-        "response_stats": {str(index): _response(response) for index, response in enumerate(model.responses)},
-        "batch_stats": [
-            {
-                "batch_size": batch.batch_size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
-            for batch in model.batches
-        ],
+        # The names of their fields, in this order, are the protocol's.
+        "inference_stats": model.inference,
+        "response_stats": {str(index): response for index, response in enumerate(model.responses)},
+        "batch_stats": model.batches,
         "memory_usage": [],
     }
-
-
-def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:
-    return {
-        "compute_infer": _duration(response.compute_infer),
-        "compute_output": _duration(response.compute_output),
-        "success": _duration(response.success),
-        "fail": _duration(response.fail),
-        "empty_response": _duration(response.empty_response),
-        "cancel": _duration(response.cancel),
-    }
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}
 
 
 def index_json(entries: Sequence[ModelIndexEntry]) -> bytes:
