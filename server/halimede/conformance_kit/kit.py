@@ -123,7 +123,7 @@ def run_checks(
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcome:
     try:
         # On a thread, as instances are; a process is started from the main thread, whose loop it needs.
-        if subject.is_decoupled and name not in DECOUPLED:
+        if subject.config.is_decoupled and name not in DECOUPLED:
             raise NotTried("the model is decoupled")
         text = check(subject) if name in HOSTED else on_thread(lambda: check(subject))
     except NotTried as reason:

@@ -210,8 +210,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
             )
             if isolation == PROCESS:
                 check_process_options(named)
-        policy = config.model_transaction_policy
-        if isolation == THREAD and policy is not None and policy.decoupled:
+        if isolation == THREAD and config.is_decoupled:
             raise invalid(
                 f"model '{entry.name}': decoupled models run in processes of their own; "
                 f"set parameter '{ISOLATION}' to '{PROCESS}'"

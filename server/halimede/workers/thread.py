@@ -73,8 +73,7 @@ class ThreadWorker:
 
         If cancelled, returns at once: the thread then closes the instance after its creation, and ends.
         """
-        policy = self._config.model_transaction_policy
-        if policy is not None and policy.decoupled:
+        if self._config.is_decoupled:
             raise RuntimeError(f"instance '{self.name}': decoupled models do not run on the server's threads")
         self._thread.start()
         try:

@@ -16,7 +16,7 @@ from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
-from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes
+from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
 from halimede.core.config.autocomplete import (
     ModelSignature,
@@ -26,7 +26,7 @@ from halimede.core.config.autocomplete import (
     is_complete,
     is_given,
 )
-from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.model_config import ModelConfig, inner_dims
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType, InferenceError
 from halimede.core.types.error import clip, invalid
@@ -111,7 +111,7 @@ def _run_signature(config: ModelConfig, files: ModelFiles) -> ModelSignature:
     program.bind(input_order(config, config.name, program.arguments))
     first = (-1,) if config.max_batch_size > 0 else ()
     inputs = tuple(
-        TensorSignature(each.name, each.data_type, (*first, *dims_of(each))) for each in model_inputs(config)
+        TensorSignature(each.name, each.data_type, (*first, *inner_dims(each))) for each in model_inputs(config)
     )
     return ModelSignature(inputs, _outputs(config, files, program, shapes, _positions(config, results)))
 

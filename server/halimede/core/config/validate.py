@@ -41,7 +41,7 @@ def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Pr
         problems += _no_cache(config, "sequence batching scheduler")
         problems += sequence_batching_problems(config, config.sequence_batching)
     problems += _ensemble(config)
-    if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
+    if config.is_decoupled:
         problems += _no_cache(config, "'decoupled' transaction policy")
     problems += _tensors(config)
     problems += batch_io_problems(config)

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from halimede.core.config.model_config import BatchInput, BatchInputKind, ModelConfig
 from halimede.core.config.padding import Padding, batch_sizes_of, pad_element, padding_of
 from halimede.core.config.shape_tensors import shape_tensors
-from halimede.core.schedule.batching import OutputTypes, checked_output, columns, shape_text, stack, whole
+from halimede.core.schedule.batching import OutputTypes, checked_output, columns, stack, whole
 from halimede.core.types import InferenceError, Tensor, internal, invalid
+from halimede.core.types.tensor import shape_text
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halimede.core.config.check_request import FRAMED_AT_ONCE
 from halimede.core.types import DataType, Tensor, internal
-from halimede.core.types.tensor import concatenate, join_bytes
+from halimede.core.types.tensor import concatenate, join_bytes, shape_text
 
 OutputTypes = Mapping[str, DataType]
 """A model's outputs in the configuration's order."""
@@ -244,8 +244,3 @@ def check_size(tensor: Tensor) -> None:
             f"output '{tensor.name}': the model sent {len(data)} bytes that are not the {expected} elements "
             f"of shape {shape_text(tensor.shape)}"
         )
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """The shape as messages show it."""
-    return f"[{','.join(map(str, shape))}]"

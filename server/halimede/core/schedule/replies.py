@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.schedule.batching import check_size, shape_text
+from halimede.core.schedule.batching import check_size
 from halimede.core.types import DataType, Tensor, internal
+from halimede.core.types.tensor import shape_text
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ import numpy as np
 from halimede.core.sequences.plan import Control, ControlKind, CorrelationControl, SequencePlan, State
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.error import EndedSequenceError, clip, internal, invalid, unavailable
+from halimede.core.types.tensor import shape_text
 
 NULL_KEY = -1
 """The key of a null row, which no request has."""
@@ -258,13 +259,13 @@ class Sequences:
             )
         if not state.fits(tensor.shape):
             raise internal(
-                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but the "
-                f"configuration says {_text(state.dims)}"
+                f"state output '{clip(state.output_name)}': the model returned shape {shape_text(tensor.shape)}, but "
+                f"the configuration says {shape_text(state.dims)}"
             )
         if state.has_one_buffer and tensor.shape != (shape := self._state_of(state, memory).shape):
             raise internal(
-                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but "
-                f"'use_same_buffer_for_input_output' keeps the state in a buffer of shape {_text(shape)}"
+                f"state output '{clip(state.output_name)}': the model returned shape {shape_text(tensor.shape)}, but "
+                f"'use_same_buffer_for_input_output' keeps the state in a buffer of shape {shape_text(shape)}"
             )
         # What has a buffer is copied into it as soon as the execution ends.
         is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
@@ -427,7 +428,3 @@ def _writable(data: Buffer) -> bytearray:
     if not isinstance(buffer, bytearray):
         raise TypeError(f"a state's buffer is a {type(buffer).__name__}")
     return buffer
-
-
-def _text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

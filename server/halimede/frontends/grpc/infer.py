@@ -125,7 +125,7 @@ class _UnaryInfer:
         call, context = self._call, self._context
         self._view = view
         call.noted.found = True
-        if is_decoupled(view):
+        if view.config.is_decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         if message.in_steps:
             context.steps.run(call, message.decode_steps(RequestChecker(view.config)), self._infer, call.fail)
@@ -180,11 +180,6 @@ class _UnaryInfer:
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))
-
-
-def is_decoupled(view: ModelView) -> bool:
-    policy = view.config.model_transaction_policy
-    return policy is not None and policy.decoupled
 
 
 def add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:

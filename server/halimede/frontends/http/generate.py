@@ -24,7 +24,6 @@ from halimede.frontends.http.answers import (
     Parameters,
     add_forwarded,
     forwarded,
-    is_decoupled,
     respond_infer_error,
     size_of,
 )
@@ -84,7 +83,7 @@ class GenerateHandler:
             self.steps,
             exchange,
             encode_generate_steps,
-            is_decoupled=is_decoupled(view),
+            is_decoupled=view.config.is_decoupled,
             sends_errors=True,
             find_fields=partial(self.find_load_fields, exchange, view.name),
         ).start(request)
@@ -137,7 +136,7 @@ class _SoleCall:
         if not response.final:
             self.handler.server.acknowledge(self.ticket)
         # An empty answer is the answer of a model that is not decoupled, and the end of a decoupled model's answers.
-        is_end = response.final and response.is_empty and (is_decoupled(self.view) or self.answer is not None)
+        is_end = response.final and response.is_empty and (self.view.config.is_decoupled or self.answer is not None)
         if response.error is not None:
             self._fail(response.error, response.final)
         elif is_end and self.answer is not None:

@@ -27,7 +27,6 @@ from halimede.frontends.http.answers import (
     Parameters,
     add_forwarded,
     forwarded,
-    is_decoupled,
     respond_error,
     respond_infer_error,
 )
@@ -156,7 +155,7 @@ class InferHandler:
             self.steps,
             exchange,
             lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
-            is_decoupled=is_decoupled(view),
+            is_decoupled=view.config.is_decoupled,
             sends_empty_final=sends_empty_final,
         ).start(request)
 
