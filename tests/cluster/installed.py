@@ -208,12 +208,12 @@ class Tenant:
         conditions = self.get(what).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {})
 
-    def wait_for_reason(self, what: str, reason: str, limit_s: float = LIMIT_S) -> str:
-        """The message of Ready, once it says False for this reason."""
+    def wait_for_reason(self, what: str, reason: str, limit_s: float = LIMIT_S, text: str = "") -> str:
+        """The message of Ready, once it says False for this reason, with this text."""
 
         def look() -> str | None:
             ready = self.condition(what)
-            is_it = (ready.get("status"), ready.get("reason")) == ("False", reason)
+            is_it = (ready.get("status"), ready.get("reason")) == ("False", reason) and text in ready["message"]
             return str(ready["message"]) if is_it else None
 
         try:
