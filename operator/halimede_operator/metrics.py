@@ -1,6 +1,7 @@
 """The operator's own metrics."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -38,20 +39,8 @@ class Metrics:
             registry=self._registry,
         )
 
-    def watch(
-        self,
-        depth: Callable[[], int],
-        oldest_wait_s: Callable[[], float],
-        ages: Callable[[], Mapping[str, float]],
-        is_leader: Callable[[], bool],
-        left: Callable[[], int],
-    ) -> None:
-        """Register the gauges that are computed at each scrape.
-
-        depth: keys that are due. oldest_wait_s: for how long one of them has been due. ages: by kind, seconds since its
-        watch last received anything. left: objects that belong to other operators.
-        """
-        self._registry.register(_ScrapeGauges(depth, oldest_wait_s, ages, is_leader, left))
+    def watch(self, gauges: "ScrapeGauges") -> None:
+        self._registry.register(gauges)
 
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
@@ -70,45 +59,44 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _ScrapeGauges(Collector):
-    def __init__(
-        self,
-        depth: Callable[[], int],
-        oldest_wait_s: Callable[[], float],
-        ages: Callable[[], Mapping[str, float]],
-        is_leader: Callable[[], bool],
-        left: Callable[[], int],
-    ) -> None:
-        self._depth = depth
-        self._oldest_wait_s = oldest_wait_s
-        self._ages = ages
-        self._is_leader = is_leader
-        self._left = left
+@dataclass(frozen=True, eq=False)
+class ScrapeGauges(Collector):
+    """The gauges that are computed at each scrape.
+
+    depth: keys that are due. oldest_wait_s: for how long one of them has been due. ages: by kind, seconds since its
+    watch last received anything. left: objects that belong to other operators.
+    """
+
+    depth: Callable[[], int]
+    oldest_wait_s: Callable[[], float]
+    ages: Callable[[], Mapping[str, float]]
+    is_leader: Callable[[], bool]
+    left: Callable[[], int]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         yield GaugeMetricFamily(
-            "halimede_operator_queue_depth", "Objects that wait for a reconcile.", value=self._depth()
+            "halimede_operator_queue_depth", "Objects that wait for a reconcile.", value=self.depth()
         )
         yield GaugeMetricFamily(
             "halimede_operator_queue_oldest_seconds",
             "How long the object that waits longest has waited for a reconcile, 0 when none waits.",
-            value=self._oldest_wait_s(),
+            value=self.oldest_wait_s(),
         )
         yield GaugeMetricFamily(
             "halimede_operator_leader",
             "1 if this operator holds the lease and may write.",
-            value=int(self._is_leader()),
+            value=int(self.is_leader()),
         )
         yield GaugeMetricFamily(
             "halimede_operator_objects_of_others",
             "Objects that are not reconciled because they belong to an operator of another release.",
-            value=self._left(),
+            value=self.left(),
         )
         ages = GaugeMetricFamily(
             "halimede_operator_watch_age_seconds",
             "Seconds since the API server last sent anything about a kind.",
             labels=["kind"],
         )
-        for kind, age in self._ages().items():
+        for kind, age in self.ages().items():
             ages.add_metric([kind], age)
         yield ages

@@ -33,7 +33,7 @@ from halimede_operator.core.spec.types import Key
 from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.log import set_up_logging
-from halimede_operator.metrics import RESULT_DONE, Metrics
+from halimede_operator.metrics import RESULT_DONE, Metrics, ScrapeGauges
 from halimede_operator.probes import ProbeThread, serve_metrics
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
 from halimede_operator.reconcile.placer import Placer
@@ -99,13 +99,14 @@ class Operator:
         )
         own_lease = f"{self._settings.lease_namespace}/{self._settings.lease_name}"
         self._other_operators = OtherOperators(self._client, own_lease, time.monotonic)
-        self._metrics.watch(
+        gauges = ScrapeGauges(
             self._queue.depth,
             self._queue.oldest_wait_s,
             lambda: self._watch_health.ages(time.monotonic()) if self._watch_health is not None else {},
             self._leadership.may_act,
             lambda: len(self._other_operators.left),
         )
+        self._metrics.watch(gauges)
         metrics = await serve_metrics(self._settings.metrics_port, self._metrics.text)
         probes = await ProbeThread.start(
             self._settings.health_port,

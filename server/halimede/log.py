@@ -42,7 +42,7 @@ from halimede.core.observe.log_lines import (
     render_json,
     trace_of,
 )
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import invalid, shortage_of
 from halimede.settings import LogFormat, Settings
 
 PACKAGE = "halimede"
@@ -87,7 +87,7 @@ def configure(settings: Settings) -> None:
     except OSError as error:
         _install(settings, LogOutput(None))
         text = f"--log-file: {settings.log_file} cannot be opened: {error.strerror}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(text) from error
     _install(settings, output)
 
 
@@ -168,7 +168,7 @@ class LogWriter:
         self._lock = threading.RLock()
         self._limit = FloodLimit()
         self._queued_bytes = 0
-        self._dropped = 0
+        self.dropped = 0
         # Used only by the thread: dropped lines that were reported, why the others were dropped, when to report next.
         self._reported = 0
         self._why = _OVERFLOW
@@ -176,10 +176,6 @@ class LogWriter:
         # Used by the callers of `flush`.
         self._is_late = False
         threading.Thread(target=self._run, name="log", daemon=True).start()
-
-    @property
-    def dropped(self) -> int:
-        return self._dropped
 
     def admit(self, kind: LineKind) -> bool:
         """Whether a line of this kind may be offered; see FloodLimit."""
@@ -195,7 +191,7 @@ class LogWriter:
         size = _size_bytes(line)
         with self._lock:
             if self._queue.qsize() >= MAX_QUEUED_LINES or self._queued_bytes + size > MAX_QUEUED_BYTES:
-                self._dropped += 1
+                self.dropped += 1
                 return
             self._queued_bytes += size
             # Under the lock, so that the thread cannot have written the line before it was counted.
@@ -244,7 +240,7 @@ class LogWriter:
         return lines, size, item
 
     def _has_unreported(self) -> bool:
-        return self._dropped != self._reported or self._limit.is_suppressing()
+        return self.dropped != self._reported or self._limit.is_suppressing()
 
     def _report_if_due(self, *, is_last: bool) -> None:
         """Report dropped lines: at most once in `REPORT_INTERVAL_S`, counted from the first dropped line."""
@@ -258,7 +254,7 @@ class LogWriter:
         self._report_at_s = None
         with self._lock:
             suppressed = self._limit.take_suppressed()
-            dropped = self._dropped
+            dropped = self.dropped
         if dropped != self._reported:
             text = f"{dropped - self._reported} log lines were dropped: {self._why}"
             lost, _ = self._output.write([self._encode(_note(_HERE, text))])
@@ -275,7 +271,7 @@ class LogWriter:
     def _drop(self, count: int, why: str) -> None:
         self._why = why
         with self._lock:
-            self._dropped += count
+            self.dropped += count
 
     def _encode(self, line: LogLine) -> bytes:
         return f"{self._render(line)}\n".encode()

@@ -119,43 +119,23 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "passive": ConfigField("bool"),
         "hostPolicy": ConfigField("string"),
     },
-    "ModelParameter": {
-        "stringValue": ConfigField("string"),
-    },
+    "ModelParameter": {"stringValue": ConfigField("string")},
     "ModelWarmup": {
         "name": ConfigField("string"),
         "batchSize": ConfigField("uint32"),
         "inputs": ConfigField("WarmupInput", keys="string"),
         "count": ConfigField("uint32"),
     },
-    "ModelOperations": {
-        "opLibraryFilename": ConfigField("string", is_list=True),
-    },
-    "ModelTransactionPolicy": {
-        "decoupled": ConfigField("bool"),
-    },
-    "ModelRepositoryAgents": {
-        "agents": ConfigField("RepositoryAgent", is_list=True),
-    },
-    "ModelResponseCache": {
-        "enable": ConfigField("bool"),
-    },
-    "ModelMetrics": {
-        "metricControl": ConfigField("MetricControl", is_list=True),
-    },
-    "LatestVersions": {
-        "numVersions": ConfigField("uint32"),
-    },
+    "ModelOperations": {"opLibraryFilename": ConfigField("string", is_list=True)},
+    "ModelTransactionPolicy": {"decoupled": ConfigField("bool")},
+    "ModelRepositoryAgents": {"agents": ConfigField("RepositoryAgent", is_list=True)},
+    "ModelResponseCache": {"enable": ConfigField("bool")},
+    "ModelMetrics": {"metricControl": ConfigField("MetricControl", is_list=True)},
+    "LatestVersions": {"numVersions": ConfigField("uint32")},
     "AllVersions": {},
-    "SpecificVersions": {
-        "versions": ConfigField("int64", is_list=True),
-    },
-    "ModelTensorReshape": {
-        "shape": ConfigField("int64", is_list=True),
-    },
-    "OptimizationGraph": {
-        "level": ConfigField("int32"),
-    },
+    "SpecificVersions": {"versions": ConfigField("int64", is_list=True)},
+    "ModelTensorReshape": {"shape": ConfigField("int64", is_list=True)},
+    "OptimizationGraph": {"level": ConfigField("int32")},
     "OptimizationCuda": {
         "graphs": ConfigField("bool"),
         "busyWaitEvents": ConfigField("bool"),
@@ -166,9 +146,7 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "gpuExecutionAccelerator": ConfigField("Accelerator", is_list=True),
         "cpuExecutionAccelerator": ConfigField("Accelerator", is_list=True),
     },
-    "PinnedMemoryBuffer": {
-        "enable": ConfigField("bool"),
-    },
+    "PinnedMemoryBuffer": {"enable": ConfigField("bool")},
     "ModelQueuePolicy": {
         "timeoutAction": ConfigField("TimeoutAction"),
         "defaultTimeoutMicroseconds": ConfigField("uint64"),
@@ -185,10 +163,7 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "maxQueueDelayMicroseconds": ConfigField("uint64"),
         "preserveOrdering": ConfigField("bool"),
     },
-    "SequenceControlInput": {
-        "name": ConfigField("string"),
-        "control": ConfigField("SequenceControl", is_list=True),
-    },
+    "SequenceControlInput": {"name": ConfigField("string"), "control": ConfigField("SequenceControl", is_list=True)},
     "SequenceState": {
         "inputName": ConfigField("string"),
         "outputName": ConfigField("string"),
@@ -210,10 +185,7 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "resources": ConfigField("RateLimiterResource", is_list=True),
         "priority": ConfigField("uint32"),
     },
-    "SecondaryDevice": {
-        "kind": ConfigField("SecondaryDeviceKind"),
-        "deviceId": ConfigField("int64"),
-    },
+    "SecondaryDevice": {"kind": ConfigField("SecondaryDeviceKind"), "deviceId": ConfigField("int64")},
     "WarmupInput": {
         "dataType": ConfigField("DataType"),
         "dims": ConfigField("int64", is_list=True),
@@ -221,10 +193,7 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "randomData": ConfigField("bool", one_of=("zeroData", "randomData", "inputDataFile")),
         "inputDataFile": ConfigField("string", one_of=("zeroData", "randomData", "inputDataFile")),
     },
-    "RepositoryAgent": {
-        "name": ConfigField("string"),
-        "parameters": ConfigField("string", keys="string"),
-    },
+    "RepositoryAgent": {"name": ConfigField("string"), "parameters": ConfigField("string", keys="string")},
     "MetricControl": {
         "metricIdentifier": ConfigField("MetricIdentifier"),
         "histogramOptions": ConfigField("HistogramOptions", one_of=("histogramOptions",)),
@@ -234,10 +203,7 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "input": ConfigField("CudaGraphShape", keys="string"),
         "graphLowerBound": ConfigField("CudaGraphLowerBound"),
     },
-    "Accelerator": {
-        "name": ConfigField("string"),
-        "parameters": ConfigField("string", keys="string"),
-    },
+    "Accelerator": {"name": ConfigField("string"), "parameters": ConfigField("string", keys="string")},
     "SequenceControl": {
         "kind": ConfigField("ControlKind"),
         "int32FalseTrue": ConfigField("int32", is_list=True),
@@ -257,19 +223,10 @@ MESSAGES: Mapping[str, Mapping[str, ConfigField]] = {
         "global": ConfigField("bool"),
         "count": ConfigField("uint32"),
     },
-    "MetricIdentifier": {
-        "family": ConfigField("string"),
-    },
-    "HistogramOptions": {
-        "buckets": ConfigField("float", is_list=True),
-    },
-    "CudaGraphShape": {
-        "dim": ConfigField("int64", is_list=True),
-    },
-    "CudaGraphLowerBound": {
-        "batchSize": ConfigField("int32"),
-        "input": ConfigField("CudaGraphShape", keys="string"),
-    },
+    "MetricIdentifier": {"family": ConfigField("string")},
+    "HistogramOptions": {"buckets": ConfigField("float", is_list=True)},
+    "CudaGraphShape": {"dim": ConfigField("int64", is_list=True)},
+    "CudaGraphLowerBound": {"batchSize": ConfigField("int32"), "input": ConfigField("CudaGraphShape", keys="string")},
 }
 
 ENUMS: Mapping[str, tuple[str, ...]] = {

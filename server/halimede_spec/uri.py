@@ -115,8 +115,7 @@ def parse_uri(text: str) -> Uri:
             return Uri(Scheme.FILE, text, "", _path(text, rest), rest.endswith("/"))
         case _:
             raise UriError(
-                UriFault.SCHEME,
-                f"{_shown(text)!r} is not a URI of a model; use one of {'://, '.join(SCHEMES)}://",
+                UriFault.SCHEME, f"{_shown(text)!r} is not a URI of a model; use one of {'://, '.join(SCHEMES)}://"
             )
 
 

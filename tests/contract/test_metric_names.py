@@ -26,6 +26,7 @@ from halimede_operator.core.scaling.idle import Work, read_work
 from halimede_operator.core.scaling.presets import IN_USE, PRESETS, promql
 from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.metrics import Metrics as OperatorMetrics
+from halimede_operator.metrics import ScrapeGauges
 from halimede_operator.metrics_api.core.rules import Resource, Rule, Rules, parse_rules
 from halimede_operator.metrics_api.metrics import Metrics as MetricsApiMetrics
 from support.image import REPOSITORY_ROOT
@@ -63,7 +64,7 @@ def of_page(text: str) -> Series:
 
 def of_operator() -> Series:
     made = OperatorMetrics()
-    made.watch(lambda: 0, lambda: 0.0, lambda: {"Pod": 0.0}, lambda: True, lambda: 0)
+    made.watch(ScrapeGauges(lambda: 0, lambda: 0.0, lambda: {"Pod": 0.0}, lambda: True, lambda: 0))
     made.wrote("apply", "Deployment", 200)
     return of_page(made.text().decode())
 

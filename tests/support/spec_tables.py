@@ -103,7 +103,7 @@ def _camel(name: str) -> str:
 def _config_row(name: str, field: ConfigField) -> str:
     named = {"is_list": field.is_list, "keys": field.keys, "one_of": field.one_of}
     parts = [repr(field.kind), *(f"{key}={value!r}" for key, value in named.items() if value)]
-    return f"        {name!r}: ConfigField({', '.join(parts)}),\n"
+    return f"{name!r}: ConfigField({', '.join(parts)})"
 
 
 def write() -> None:
@@ -115,7 +115,7 @@ def write() -> None:
     _write("server_flag_table.py", head + "".join(rows) + "}\n")
     found, enums = messages()
     parts = [
-        f"    {message!r}: {{\n{''.join(_config_row(*each) for each in fields.items())}    }},\n"
+        f"    {message!r}: {{{', '.join(_config_row(*each) for each in fields.items())}}},\n"
         for message, fields in found.items()
     ]
     values = "".join(f"    {name!r}: {members!r},\n" for name, members in enums.items())

@@ -28,15 +28,7 @@ from halimede_operator.core.spec.ensemble import member_names
 from halimede_operator.core.spec.types import API_VERSION, UNREAD, Key, Kind
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-OWN_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-)
+OWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
 MAX_MOMENT = 32

@@ -72,12 +72,7 @@ class _Pod:
 class Indexes:
     """The last index of each pod. Used by one event loop; `run` asks pods until it is cancelled."""
 
-    def __init__(
-        self,
-        wake: Callable[[Key], None],
-        clock: Callable[[], float],
-        periods: Periods = Periods(),
-    ) -> None:
+    def __init__(self, wake: Callable[[Key], None], clock: Callable[[], float], periods: Periods = Periods()) -> None:
         self._wake = wake
         self._clock = clock
         self._periods = periods

@@ -20,12 +20,7 @@ class Nodes:
     """Shortages of devices on nodes. Used by one event loop; `run` reads nodes until it is cancelled."""
 
     def __init__(
-        self,
-        api: KubeApi,
-        wake: Callable[[Key], None],
-        *,
-        may_read: bool,
-        period_s: float = PERIOD_S,
+        self, api: KubeApi, wake: Callable[[Key], None], *, may_read: bool, period_s: float = PERIOD_S
     ) -> None:
         self._api = api
         self._wake = wake

@@ -47,10 +47,7 @@ class Service:
         self._pods: ExpiringCache[tuple[str, str], tuple[str, ...]] = ExpiringCache(POD_LISTS, POD_LIST_AGE_S)
 
     async def answer(
-        self,
-        parse: Callable[[], Request],
-        headers: Sequence[tuple[str, str]],
-        certificate: Certificate | None,
+        self, parse: Callable[[], Request], headers: Sequence[tuple[str, str]], certificate: Certificate | None
     ) -> dict[str, object]:
         """The document of a GET request. parse: called when the caller is known. Raises MetricsError or ApiError."""
         if self.why_not_serving is not None:

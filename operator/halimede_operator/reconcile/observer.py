@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache, Entry
@@ -38,6 +39,8 @@ from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeC
 from halimede_operator.core.spec.ensemble import member_names
 from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.reconcile.interruptions import Stale, Vanished
+
+T = TypeVar("T")
 
 NO_ZERO_S = 600.0
 """How long the answer that the API server refuses minReplicas 0 is used. An upgrade may change its feature gates."""
@@ -260,13 +263,8 @@ class Observer:
         """The snapshot with the events about the newest of these pods. fields: that the events must have."""
         newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
         uids = [pod["metadata"]["uid"] for pod in newest[:MAX_PODS_ASKED]]
-        try:
-            found = await asyncio.gather(
-                *[self._api.events_about(snapshot.key.namespace, uid, **fields) for uid in uids]
-            )
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
+        found = await _permitted(self._api.events_about(snapshot.key.namespace, uid, **fields) for uid in uids)
+        if found is None:
             # Without the right to read events the status can list the mounts, but not what is wrong with them.
             return snapshot
         events = {**snapshot.kubelet_events, **dict(zip(uids, found, strict=True))}
@@ -275,11 +273,8 @@ class Observer:
     async def with_volume_claims(self, snapshot: Snapshot, pods: Sequence[Object]) -> Snapshot:
         """The snapshot with the PersistentVolumeClaims of these pods."""
         names = sorted({name for pod in pods for name in claim_names(pod)})[:MAX_VOLUME_CLAIMS]
-        try:
-            found = await asyncio.gather(*[self._volume_claim(snapshot.key.namespace, name) for name in names])
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
+        found = await _permitted(self._volume_claim(snapshot.key.namespace, name) for name in names)
+        if found is None:
             # Without the right to read claims the status has the scheduler's words.
             return snapshot
         return dataclasses.replace(snapshot, volume_claims=dict(zip(names, found, strict=True)))
@@ -294,11 +289,8 @@ class Observer:
         """The snapshot with what the ResourceClaims of these pods were allocated."""
         asked = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))[:MAX_CLAIMS_READ]
         namespace = snapshot.key.namespace
-        try:
-            found = await asyncio.gather(*[self._api.get(RESOURCE_CLAIMS, namespace, claim_of(pod)) for pod in asked])
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
+        found = await _permitted(self._api.get(RESOURCE_CLAIMS, namespace, claim_of(pod)) for pod in asked)
+        if found is None:
             return snapshot
         names = [pod["metadata"]["name"] for pod in asked]
         claims = {name: allocated(claim) for name, claim in zip(names, found, strict=True) if claim is not None}
@@ -308,6 +300,16 @@ class Observer:
         for key in keys:
             if key != but:
                 self._wake(key)
+
+
+async def _permitted(reads: Iterable[Awaitable[T]]) -> list[T] | None:
+    """The results, in order; None without the right to read them. Raises ApiError."""
+    try:
+        return await asyncio.gather(*reads)
+    except ApiError as error:
+        if not error.is_refusal:
+            raise
+        return None
 
 
 def _most_useful(pods: Sequence[Entry], most: int) -> tuple[list[Entry], bool]:

@@ -10,8 +10,8 @@ from typing import cast
 
 from halimede.backends.api import Backend
 from halimede.backends.python.backend import PythonBackend
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, internal, invalid, unsupported
 
 GROUP = "halimede.backends"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
@@ -37,9 +37,7 @@ def find_backend(name: str, directory: Path | None = None) -> Backend:
         return backend
     program = _program(name, directory) if directory is not None else None
     if program is None:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"unable to find backend library for backend '{clip(name)}'; {_installed()}"
-        )
+        raise invalid(f"unable to find backend library for backend '{clip(name)}'; {_installed()}")
     return PythonBackend(program)
 
 
@@ -54,8 +52,8 @@ def installed_backend(name: str) -> Backend | None:
         with _importing:
             return cast(Backend, found[0].load()())
     except Exception as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"unable to load backend '{name}' ({found[0].value}): {type(error).__name__}: {error}"
+        raise internal(
+            f"unable to load backend '{name}' ({found[0].value}): {type(error).__name__}: {error}"
         ) from error
 
 
@@ -78,9 +76,8 @@ def native_library(name: str) -> str:
 
 
 def native_library_error(name: str, library: str, hint: str = "") -> InferenceError:
-    return InferenceError(
-        ErrorCode.UNSUPPORTED,
-        f"backend '{clip(name)}' is a native library ({clip(library)}), which cannot be run here{hint}; {_installed()}",
+    return unsupported(
+        f"backend '{clip(name)}' is a native library ({clip(library)}), which cannot be run here{hint}; {_installed()}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from halimede.backends.api import ExecuteRequest, ModelSource
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError, Placement, Tensor
+from halimede.core.types import ErrorCode, InferenceError, Placement, Tensor, invalid
 from halimede.core.types.tensor import concatenate
 
 SLICE_SECONDS = 0.005
@@ -110,10 +110,9 @@ class IdentityInstance:
 def output_names(config: ModelConfig, model: str) -> dict[str, str]:
     """Output name by input name; INVALID_ARG if inputs and outputs do not pair."""
     if len(config.input) != len(config.output):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{model}': the identity backend needs as many outputs as inputs, "
-            f"the configuration has {len(config.input)} inputs and {len(config.output)} outputs",
+            f"the configuration has {len(config.input)} inputs and {len(config.output)} outputs"
         )
     by_name = {output.name: output for output in config.output}
     alike = {i.name: "OUTPUT" + i.name.removeprefix("INPUT") for i in config.input if i.name.startswith("INPUT")}
@@ -122,10 +121,9 @@ def output_names(config: ModelConfig, model: str) -> dict[str, str]:
     for each in config.input:
         output = by_name[alike[each.name]]
         if each.data_type is not output.data_type:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"model '{model}': the identity backend needs the same datatype for input '{each.name}' "
-                f"({each.data_type.config_name}) and output '{output.name}' ({output.data_type.config_name})",
+                f"({each.data_type.config_name}) and output '{output.name}' ({output.data_type.config_name})"
             )
     return alike
 
@@ -140,8 +138,7 @@ def _number(config: ModelConfig, model: str, key: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= 86_400_000:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"model '{model}': parameter '{key}' is '{parameter.string_value}'; it must be a number from 0 to 86400000",
+        raise invalid(
+            f"model '{model}': parameter '{key}' is '{parameter.string_value}'; it must be a number from 0 to 86400000"
         )
     return number

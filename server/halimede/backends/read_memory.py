@@ -12,8 +12,8 @@ from pathlib import Path
 
 from halimede.backends.api import ModelSource
 from halimede.core.config.parameters import number_setting
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, invalid
 
 MEMORY_SETTING = "read-memory-mb"
 BASE_MIB = 1024
@@ -34,10 +34,9 @@ def read_memory(backend: str, source: ModelSource, path: Path) -> int:
 def too_much_memory(backend: str, source: ModelSource, path: Path, limit_bytes: int) -> InferenceError:
     """The error for a file that needs more."""
     text = f"model '{clip(source.name)}': reading {clip(path.name)} takes more than {limit_bytes // _MIB} MiB of memory"
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"{text}. If you trust the file, allow more with --backend-config {backend},{MEMORY_SETTING}=N, which is "
-        f"{BASE_MIB} by default; {PER_BYTE} times the size of the file come on top of it",
+        f"{BASE_MIB} by default; {PER_BYTE} times the size of the file come on top of it"
     )
 
 

@@ -8,7 +8,7 @@ import stat
 from math import prod
 
 from halimede.core.sequences.plan import SequencePlan, State
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, invalid
 from halimede.core.types.tensor import split_bytes
 
 FOLDER = "initial_state"
@@ -31,7 +31,7 @@ def _read(state: State, name: str, model_directory: str) -> bytes:
     # The checked path is the opened one: it has no links.
     real, root = os.path.realpath(path), os.path.realpath(model_directory)
     if not real.startswith(root + os.sep):
-        raise _invalid(f"{called}: {path} is a link that leads out of the model's directory; copy the file there")
+        raise invalid(f"{called}: {path} is a link that leads out of the model's directory; copy the file there")
     is_text = state.datatype is DataType.BYTES
     wanted = state.datatype.itemsize * prod(state.initial_shape)
     limit = MAX_STRINGS_BYTES if is_text else wanted
@@ -39,19 +39,19 @@ def _read(state: State, name: str, model_directory: str) -> bytes:
         # Without O_NONBLOCK the open of a FIFO waits for a writer that may never come.
         with open(real, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _invalid(f"{called}: {path} is not a regular file")
+                raise invalid(f"{called}: {path} is not a regular file")
             data = file.read(limit + 1)
             size = max(len(data), os.fstat(file.fileno()).st_size)
     except OSError as error:
-        raise _invalid(f"{called} cannot be read: {error}") from error
+        raise invalid(f"{called} cannot be read: {error}") from error
     dims = ",".join(map(str, state.initial_shape))
     if not is_text and size != wanted:
-        raise _invalid(f"{called}: {path} has {size} bytes, {state.datatype.name} of shape [{dims}] has {wanted}")
+        raise invalid(f"{called}: {path} has {size} bytes, {state.datatype.name} of shape [{dims}] has {wanted}")
     if is_text and size > limit:
-        raise _invalid(f"{called}: {path} has {size} bytes, at most {limit} are allowed")
+        raise invalid(f"{called}: {path} has {size} bytes, at most {limit} are allowed")
     count = prod(state.initial_shape)
     if is_text and not _has_strings(data, count):
-        raise _invalid(f"{called}: {path} must have {count} strings for shape [{dims}], each after its 4-byte length")
+        raise invalid(f"{called}: {path} must have {count} strings for shape [{dims}], each after its 4-byte length")
     return data
 
 
@@ -60,7 +60,3 @@ def _has_strings(data: bytes, count: int) -> bool:
         return len(split_bytes(data)) == count
     except ValueError:
         return False
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, message)

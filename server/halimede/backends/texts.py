@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from halimede.backends.api import RefusedRequestsError
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid
 
 
 def decode_texts(name: str, array: NDArray[Any], rows: Sequence[int], taker: str) -> list[str]:
@@ -35,8 +35,7 @@ def _decoded(array: NDArray[Any]) -> list[str]:
 
 
 def _no_text(name: str, error: UnicodeDecodeError, taker: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start}), and {taker} takes "
-        "no other strings",
+        "no other strings"
     )

@@ -143,11 +143,7 @@ class SegmentMap:
         return number in self._segments
 
     def map(
-        self,
-        number: int,
-        descriptor: int,
-        flags: int = mmap.MAP_SHARED,
-        prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
+        self, number: int, descriptor: int, flags: int = mmap.MAP_SHARED, prot: int = mmap.PROT_READ | mmap.PROT_WRITE
     ) -> int:
         """Map a segment and return its size. Closes the descriptor, unless the segment may be shared. OSError."""
         try:

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import (
-    ModelFlags,
-    ended_by_interrupt,
-    print_line,
-    printable,
-    takes_model_flags,
-)
+from halimede.commands.explain_config import ModelFlags, ended_by_interrupt, print_line, printable, takes_model_flags
 
 if TYPE_CHECKING:
     from halimede.commands.planner import Planner
-    from halimede.runtime.repository import ModelEntry, ModelRepository
+    from halimede.runtime.repository import ModelRepository
 
 NARROWEST = 40
 """Minimum width of the column of reasons, even if the terminal is narrower."""
@@ -98,14 +92,10 @@ def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Che
     except InferenceError as error:
         refused = (error.message,)
     if refused:
-        return CheckResult(name, "", _versions(entry), honoured, ignored, refused, entry.warnings)
+        return CheckResult(name, "", tuple(sorted(entry.versions)), honoured, ignored, refused, entry.warnings)
     notes = tuple(note.message for note in plan.notes)
     backend = plan.config.backend or plan.config.platform
     return CheckResult(name, backend, plan.versions, honoured, notes, (), (*entry.warnings, *plan.warnings))
-
-
-def _versions(entry: "ModelEntry") -> tuple[int, ...]:
-    return tuple(sorted(entry.versions))
 
 
 HEADS = ("MODEL", "LOADS", "BACKEND", "VERSIONS", "WHAT", "")

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import (
-    ModelFlags,
-    find_model,
-    print_line,
-    printable,
-    takes_model_flags,
-)
+from halimede.commands.explain_config import ModelFlags, find_model, print_line, printable, takes_model_flags
 
 if TYPE_CHECKING:
     from halimede.core.config.model_config import ModelConfig
@@ -53,7 +47,8 @@ def run(
         try:
             backend = find_backend(name)
             if not models and backend.default_model_filename:
-                print_line(f"backend '{name}' needs a file: give the directory of a model with {_filename(backend)}")
+                filename = f"1/{backend.default_model_filename}"
+                print_line(f"backend '{name}' needs a file: give the directory of a model with {filename}")
                 return 2
             paths = list(models) or [write_sample(Path(folder), name)]
             with flags.load_options() as options:
@@ -76,10 +71,6 @@ def run(
             print_line(str(error))
             return 2
     return 1 if failed else 0
-
-
-def _filename(backend: Any) -> str:
-    return f"1/{backend.default_model_filename}"
 
 
 def _shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -200,6 +191,4 @@ def check_backend(
     backends whose models run in worker processes: use only models that you trust.
     """
     given = ModelFlags(**flags)
-    ctx.exit(
-        supervised(lambda begin: run(name, models, shapes, refused, tolerance, cycles, given, begin)),
-    )
+    ctx.exit(supervised(lambda begin: run(name, models, shapes, refused, tolerance, cycles, given, begin)))

@@ -194,8 +194,7 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
         # Threads of the model may still send.
         host.is_over.wait()
     failed = 0
-    policy = view.config.model_transaction_policy
-    has_rows = view.config.max_batch_size > 0 and not (policy is not None and policy.decoupled)
+    has_rows = view.config.max_batch_size > 0 and not view.config.is_decoupled
     for reply in (*host.sent, *replies):
         if reply is None:
             continue

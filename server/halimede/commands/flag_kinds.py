@@ -145,7 +145,6 @@ HOST_POLICY = FlagKind(
 )
 PORT_RANGE = FlagKind("LOW-HIGH", Form("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
 SERVER_VERSION = FlagKind(
-    "VERSION",
-    Form("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?"),
+    "VERSION", Form("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?")
 )
 GRPC_THREADS = FlagKind("COUNT", Integers(2, 128))

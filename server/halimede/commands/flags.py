@@ -343,9 +343,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "gRPC encryption": (
         _honoured("--grpc-use-ssl", BOOLEAN, "Use TLS, with --grpc-server-cert and --grpc-server-key."),
         _honoured(
-            "--grpc-use-ssl-mutual",
-            BOOLEAN,
-            "Use TLS and require client certificates that --grpc-root-cert signed.",
+            "--grpc-use-ssl-mutual", BOOLEAN, "Use TLS and require client certificates that --grpc-root-cert signed."
         ),
         _honoured("--grpc-server-cert", FILE, "The server's certificate (PEM)."),
         _honoured("--grpc-server-key", FILE, "The server's private key (PEM)."),
@@ -429,10 +427,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _no_effect("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _TRACING),
         _no_effect("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _TRACING),
         _no_effect(
-            "--trace-log-frequency",
-            COUNT_OR_NONE,
-            "Deprecated: --trace-config triton,log-frequency=COUNT.",
-            _TRACING,
+            "--trace-log-frequency", COUNT_OR_NONE, "Deprecated: --trace-config triton,log-frequency=COUNT.", _TRACING
         ),
     ),
     "Response cache": (
@@ -444,13 +439,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "Rate limiter": (
         _not_yet("--rate-limit", RATE_LIMIT, "Whether executions wait for resources.", _RATE, off="off"),
-        _no_effect(
-            "--rate-limit-resource",
-            RATE_RESOURCE,
-            "The amount of a resource.",
-            _RATE,
-            repeatable=True,
-        ),
+        _no_effect("--rate-limit-resource", RATE_RESOURCE, "The amount of a resource.", _RATE, repeatable=True),
     ),
     "Memory": (
         _no_effect("--pinned-memory-pool-byte-size", BYTES_OR_NONE, "The pool of pinned memory.", _POOL),

@@ -9,7 +9,7 @@ from typing import Protocol
 from halimede.core.config.explain import Stage
 from halimede.core.ensemble.graph import members_of
 from halimede.core.repository.plan import ensemble_graph
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid
 from halimede.runtime.prepare import LoadOptions, LoadPlan, check_versions, plan_model
 from halimede.runtime.repository import ModelEntry
 from halimede.workers.abandon import Abandon
@@ -52,7 +52,7 @@ class Planner:
             step = self._step(entry.name, name)
             if version not in (-1, *step.versions):
                 text = f"ensemble '{entry.name}' depends on '{name}' whose required version {version} is not loaded."
-                raise InferenceError(ErrorCode.INVALID_ARG, text)
+                raise invalid(text)
             members.append(step.config)
         if not members:
             return plan
@@ -62,10 +62,9 @@ class Planner:
     def _step(self, ensemble: str, name: str) -> LoadPlan:
         """The plan of a step's model. Its errors also name the ensemble."""
         if name in self._made and self._made[name] is None:
-            text = f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}")
         try:
             return self.plan(self._repository.find(name))
         except (LookupError, OSError) as error:
             text = f"ensemble {ensemble} contains models that are not available or ambiguous: {name}: {error}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from None
+            raise invalid(text) from None

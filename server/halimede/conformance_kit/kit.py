@@ -10,8 +10,8 @@ from halimede.conformance_kit import interface, life, responses, results, sequen
 from halimede.conformance_kit.requests import Maker
 from halimede.conformance_kit.subject import NotTried, Subject, Wrong, on_thread
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
-from halimede.core.types.error import describe
+from halimede.core.types import DataType, InferenceError, InferenceRequest
+from halimede.core.types.error import describe, invalid, unsupported
 from halimede.runtime.prepare import LoadOptions, plan_model
 from halimede.runtime.repository import ModelEntry
 from halimede.workers.abandon import Abandon
@@ -83,14 +83,13 @@ def make_subject(
     plan = plan_model(entry, options, Abandon())
     if plan.backend is None or plan.config.backend != name:
         what = plan.config.backend or "ensemble"
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{entry.name}' is of the backend '{what}', not '{name}'")
+        raise invalid(f"model '{entry.name}' is of the backend '{what}', not '{name}'")
     if isinstance(plan.backend, PythonBackend):
         text = f"the backend '{name}' hosts programs in processes of its own: check its models with `halimede check`"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        raise unsupported(text)
     config = plan.config
     if unknown := shapes.keys() - {each.name for each in config.input}:
-        text = f"--shape names '{min(unknown)}', which is no input of model '{entry.name}'"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"--shape names '{min(unknown)}', which is no input of model '{entry.name}'")
     maker = Maker(config, shapes)
     return Subject(entry, options, plan, plan.backend, maker, tolerance, cycles, refused(config), longest_wait_secs)
 
@@ -124,7 +123,7 @@ def run_checks(
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcome:
     try:
         # On a thread, as instances are; a process is started from the main thread, whose loop it needs.
-        if subject.is_decoupled and name not in DECOUPLED:
+        if subject.config.is_decoupled and name not in DECOUPLED:
             raise NotTried("the model is decoupled")
         text = check(subject) if name in HOSTED else on_thread(lambda: check(subject))
     except NotTried as reason:

@@ -10,7 +10,7 @@ from halimede.conformance_kit.subject import NotTried, Subject, Wrong, answered
 
 def check_responses(subject: Subject) -> str:
     """Each request of a decoupled model is ended, and has the same answers in a batch, and later, as alone."""
-    if not subject.is_decoupled:
+    if not subject.config.is_decoupled:
         raise NotTried("the model is not decoupled")
     one, other = subject.maker.request(80), subject.maker.request(81)
     batches = [[one], [other], [one, other] if subject.config.max_batch_size >= 2 else [other], [one]]

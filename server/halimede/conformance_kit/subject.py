@@ -61,11 +61,6 @@ class Subject:
         return self.plan.config
 
     @property
-    def is_decoupled(self) -> bool:
-        policy = self.config.model_transaction_policy
-        return policy is not None and policy.decoupled
-
-    @property
     def source(self) -> ModelSource:
         return source(self.entry, self.config, self.backend, self.plan.versions[-1], self.options)
 

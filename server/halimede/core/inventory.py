@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import Device, DeviceKind, InferenceError
+from halimede.core.types.error import clip, invalid
 
 MAX_DEVICES = 1024
 MAX_LIST_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def parse_device_list(text: str | bytes) -> Inventory:
 
 
 def _invalid(problems: list[str]) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, "invalid device list: " + "; ".join(problems))
+    return invalid("invalid device list: " + "; ".join(problems))
 
 
 def _parse_device(entry: object, where: str, problems: list[str]) -> Device | None:

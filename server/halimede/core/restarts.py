@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal
 from halimede.core.types.server import WorkerHealth
 
 _SECOND = 1_000_000_000
@@ -263,7 +263,7 @@ class Supervision:
             # STARTED may arrive after the request to stop, and a timer may fire after it is no longer needed.
             case (SupervisorState.STOPPING, SupervisorEvent.STARTED) | (_, SupervisorEvent.TIMER):
                 return Nothing()
-        raise InferenceError(ErrorCode.INTERNAL, f"a worker that is {self.state.value} cannot take {event.name}")
+        raise internal(f"a worker that is {self.state.value} cannot take {event.name}")
 
     def _died(self, now_ns: int, life_ns: int, why: str) -> Action:
         while self._deaths and now_ns - self._deaths[0] >= DEATHS_WINDOW_NS:

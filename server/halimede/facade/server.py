@@ -10,13 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import (
-    DeviceReport,
-    InferenceRequest,
-    InferenceResponse,
-    ModelIndexEntry,
-    ServerMetadata,
-)
+from halimede.core.types import DeviceReport, InferenceRequest, InferenceResponse, ModelIndexEntry, ServerMetadata
 from halimede.core.types.caller import Caller
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics

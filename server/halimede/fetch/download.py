@@ -212,8 +212,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     """NO_SPACE if the file system has fewer bytes than this available for the process."""
     free = free_bytes(folder)
     if needed > free:
-        text = f"{what} needs {needed} bytes, and {folder} has {free} left"
-        raise FetchError(FetchExit.NO_SPACE, text)
+        raise FetchError(FetchExit.NO_SPACE, f"{what} needs {needed} bytes, and {folder} has {free} left")
 
 
 def free_bytes(folder: Path) -> int:

@@ -79,8 +79,7 @@ def _file_errors_reported() -> Iterator[None]:
         with full_disk_reported("the models"):
             yield
     except OSError as error:
-        text = f"{error.filename or 'the file system'}: {cause_of(error)}"
-        raise FetchError(FetchExit.BAD_PLAN, text) from error
+        raise FetchError(FetchExit.BAD_PLAN, f"{error.filename or 'the file system'}: {cause_of(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +392,7 @@ def _mounted(model: PlannedModel) -> Path:
 
 
 def _wrong_digest(model: PlannedModel, found: str) -> FetchError:
-    text = f"{model.uri.display} has the digest {found}, but {model.digest} was requested"
-    return FetchError(FetchExit.DIGEST, text)
+    return FetchError(FetchExit.DIGEST, f"{model.uri.display} has the digest {found}, but {model.digest} was requested")
 
 
 def _now() -> str:

@@ -193,7 +193,8 @@ def check_files(config: ModelConfig, name: str, targets: Collection[str], versio
     if not versions:
         return
     inside = {
-        version: _tops(path.partition("/")[2] for path in targets if _is_in(path, version)) for version in versions
+        version: _tops(path.partition("/")[2] for path in targets if path.startswith(f"{version}/"))
+        for version in versions
     }
     try:
         found = detect_backend(config, name, inside[min(versions)].keys())
@@ -221,10 +222,6 @@ def _wanted(config: ModelConfig) -> list[str]:
         and artifact.backend in FORMATS.values()
         and config.platform in ("", artifact.platform)
     ]
-
-
-def _is_in(path: str, version: int) -> bool:
-    return path.startswith(f"{version}/")
 
 
 def _tops(paths: Iterable[str]) -> Mapping[str, list[str]]:

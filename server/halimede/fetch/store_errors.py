@@ -31,31 +31,17 @@ _BUSY = (OnError.RETRY, FetchExit.UNREACHABLE, "{store} answers with an error")
 
 _BY_CODE = {
     # S3, and stores that implement its API.
-    "ExpiredToken": _EXPIRED,
-    "ExpiredTokenException": _EXPIRED,
-    "RequestExpired": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "AccessDenied": _REFUSED,
-    "InvalidAccessKeyId": _REFUSED,
-    "InvalidToken": _REFUSED,
-    "SignatureDoesNotMatch": _REFUSED,
-    "AuthorizationHeaderMalformed": _ELSEWHERE,
-    "IllegalLocationConstraintException": _ELSEWHERE,
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), _EXPIRED),
+    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _REFUSED),
+    **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), _ELSEWHERE),
     "PermanentRedirect": _ELSEWHERE,
-    "InternalError": _BUSY,
-    "RequestTimeout": _BUSY,
-    "ServiceUnavailable": _BUSY,
-    "SlowDown": _BUSY,
+    **dict.fromkeys(("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"), _BUSY),
     # Google.
-    "AuthenticationRequired": _REFUSED,
-    "InvalidSecurity": _REFUSED,
+    **dict.fromkeys(("AuthenticationRequired", "InvalidSecurity"), _REFUSED),
     # Azure.
-    "AuthenticationFailed": _REFUSED,
-    "AuthorizationFailure": _REFUSED,
-    "InvalidAuthenticationInfo": _REFUSED,
-    "NoAuthenticationInformation": _REFUSED,
-    "OperationTimedOut": _BUSY,
-    "ServerBusy": _BUSY,
+    **dict.fromkeys(("AuthenticationFailed", "InvalidAuthenticationInfo"), _REFUSED),
+    **dict.fromkeys(("AuthorizationFailure", "NoAuthenticationInformation"), _REFUSED),
+    **dict.fromkeys(("OperationTimedOut", "ServerBusy"), _BUSY),
 }
 """The meaning of a store's error code. It takes precedence over the status: S3 uses 400 for many errors."""
 

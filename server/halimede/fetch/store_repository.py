@@ -12,7 +12,7 @@ from pathlib import Path
 
 from halimede.core.config.names import model_name_problem
 from halimede.core.repository.layout import NOT_MODELS, is_model_directory, is_version
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.fetch.credentials import secrets_of_environment
 from halimede.fetch.downloads import Downloads
 from halimede.fetch.errors import FetchError, cause_of
@@ -23,14 +23,7 @@ from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
 from halimede.fetch.tree import safe_tree
-from halimede.runtime.repository import (
-    READ_LIMIT_SECS,
-    UNWATCHED,
-    Listing,
-    ModelEntry,
-    ModelRepository,
-    ReadProgress,
-)
+from halimede.runtime.repository import READ_LIMIT_SECS, UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import PlannedModel, S3Defaults
 from halimede_spec.uri import Uri
@@ -70,7 +63,7 @@ class StoreRepository(ModelRepository):
                 with _own_limit(progress, uri), self._file_errors_hidden():
                     paths = self._list(uri)
             except FetchError as error:
-                raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
+                raise unavailable(self._secrets.hide(error.message)) from None
             found = {name for name in models_in(paths) if not name.startswith(".") and name not in NOT_MODELS}
             warnings += _likely_mistake(uri, paths, found)
             names |= found

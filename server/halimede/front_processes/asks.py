@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple, cast
 
 from halimede.channel.frames import MAX_CONTROL_BYTES, FrameError, encode_frame
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, DeviceReport, ErrorCode, InferenceError, ModelIndexEntry, shortage_of
+from halimede.core.types import Buffer, DeviceReport, InferenceError, ModelIndexEntry, internal, invalid, shortage_of
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.facade.server import LoadParameter, Server
@@ -79,7 +79,7 @@ def encode_ask(number: int, question: Question[*Ts, AnswerT], arguments: tuple[*
     document = encode(question.arguments, arguments)
     if len(document) > question.max_bytes:
         text = f"the arguments of the request take {len(document)} bytes, at most {question.max_bytes} are taken"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(text)
     return encode_frame(FrontFrame.ASK, _ASK.pack(number, question.number) + document)
 
 
@@ -105,7 +105,7 @@ async def answer(server: Server, number: int, question: AnyQuestion, arguments: 
     except Exception as error:
         # Whatever it was, the front end waits for an answer. It gets no details.
         log.error("unexpected error in an answer to a front-end process", exc_info=error)
-        failed = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
+        failed = shortage_of(error) or internal(INTERNAL_ERROR)
         return encode_told(number, question, failed)
 
 

@@ -108,7 +108,9 @@ class FrontLink:
     def _answer(self, inference: Inference, response: InferenceResponse) -> None:
         """Send an answer with the others of this turn."""
         if response.error is not None and not inference.ticket:
-            response = _refusal(response, response.error)
+            # The request was not accepted. Answers to others may have the same error, so it is copied.
+            error = InferenceError(response.error.code, response.error.message, is_refusal=True)
+            response = replace(response, error=error)
         if not self._ready:
             self._loop.call_soon(self._flush)
         self._ready.append((inference.number, response))
@@ -145,11 +147,6 @@ class FrontLink:
 
     async def _answer_ask(self, number: int, question: AnyQuestion, arguments: tuple[Any, ...]) -> None:
         self._channel.send(await answer(self._server, number, question, arguments))
-
-
-def _refusal(response: InferenceResponse, error: InferenceError) -> InferenceResponse:
-    """The answer to a request that was not accepted. Others may have the same error, so it is copied."""
-    return replace(response, error=InferenceError(error.code, error.message, is_refusal=True))
 
 
 def _all_small(outputs: Sequence[Tensor]) -> bool:

@@ -21,7 +21,7 @@ from halimede.channel.process_end.stop_signals import ignore_stop_signals
 from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
-from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
+from halimede.core.types import InferenceError, ServerMetadata, internal, unavailable
 from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.page import Page
@@ -74,7 +74,7 @@ def main(descriptor: int) -> int:
     try:
         code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(order, channel, memory))
     except (InferenceError, OSError) as error:
-        failure = error if isinstance(error, InferenceError) else InferenceError(ErrorCode.INTERNAL, str(error))
+        failure = error if isinstance(error, InferenceError) else internal(str(error))
         channel.send(json_frame(ChannelFrame.FAILED, error_json(failure)))
         code = 1
     except ServerGoneError:
@@ -114,7 +114,7 @@ def _ignore() -> None:
 def _take(channel: Channel) -> int:
     descriptor = channel.take_descriptor()
     if descriptor is None:
-        raise InferenceError(ErrorCode.UNAVAILABLE, "a front-end process got fewer descriptors than it needs")
+        raise unavailable("a front-end process got fewer descriptors than it needs")
     return descriptor
 
 

@@ -9,8 +9,8 @@ from enum import IntEnum
 from functools import partial
 
 from halimede.core.restarts import describe_exit
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import describe
+from halimede.core.types import InferenceError
+from halimede.core.types.error import describe, internal, unavailable
 from halimede.facade.server import Server
 from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
@@ -113,11 +113,10 @@ class FrontProcess:
                 raise
             why = describe_exit(await process.wait())
             await self._end()
-            raise InferenceError(ErrorCode.INTERNAL, f"a front-end process ended by {why} while it started") from None
+            raise internal(f"a front-end process ended by {why} while it started") from None
         except OSError as error:
             await self._end()
-            text = f"a front-end process cannot be started: {error.strerror or error}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
+            raise unavailable(f"a front-end process cannot be started: {error.strerror or error}") from error
         except InferenceError:
             await self._end()
             raise

@@ -11,7 +11,7 @@ from typing import Any
 from halimede.channel.process_end.channel import Channel
 from halimede.channel.process_end.reader import ServerGoneError
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, unavailable
 from halimede.facade.lookup import ModelLookup
 from halimede.front_processes.asks import MODEL, AnswerT, AnyQuestion, Question, Ts, decode_told, encode_ask, told_of
 from halimede.front_processes.frames import FrontFrame
@@ -62,12 +62,12 @@ class Questions:
         """Ask; `on_told` is called later, and must not raise. InferenceError."""
         if len(self._asking) >= MAX_UNANSWERED:
             text = f"the server has not answered {MAX_UNANSWERED} questions of this front end, try again later"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(text)
         self._asked = number = self._asked % _MAX_NUMBER + 1
         try:
             self._channel.send(encode_ask(number, question, arguments))
         except ServerGoneError:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "the server has ended") from None
+            raise unavailable("the server has ended") from None
         self._asking[number] = question, on_told
 
     def _on_told(self, body: memoryview) -> None:

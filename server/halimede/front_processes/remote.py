@@ -16,6 +16,7 @@ from halimede.core.types import (
     InferenceResponse,
     ModelIndexEntry,
     ServerMetadata,
+    invalid,
     shortage_of,
 )
 from halimede.core.types.caller import Caller
@@ -129,7 +130,7 @@ class RemoteServer:
 
     def _fail(self, number: int, error: Exception) -> None:
         """A request cannot be sent."""
-        failed = shortage_of(error) or InferenceError(ErrorCode.INVALID_ARG, str(error))
+        failed = shortage_of(error) or invalid(str(error))
         self._loop.call_soon_threadsafe(partial(self._take, number, InferenceResponse("", "", error=failed)))
 
     def on_answers(self, body: memoryview) -> None:

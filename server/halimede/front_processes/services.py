@@ -11,7 +11,7 @@ from typing import Protocol
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.start_summary import GRPC, HTTP
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, invalid
 from halimede.core.wire.steps import Steps
 from halimede.facade.server import Server
 from halimede.frontends.grpc.options import Tls, Transport
@@ -198,8 +198,8 @@ def _tls(settings: Settings) -> Tls | None:
 
 def _read_pem(flag: str, path: Path | None) -> bytes:
     if path is None:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag} is required with --grpc-use-ssl")
+        raise invalid(f"{flag} is required with --grpc-use-ssl")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag}: '{path}' cannot be read: {error.strerror}") from None
+        raise invalid(f"{flag}: '{path}' cannot be read: {error.strerror}") from None

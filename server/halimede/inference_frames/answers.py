@@ -9,7 +9,7 @@ from halimede.channel.segments import Block
 from halimede.channel.server_end.channel import Channel
 from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES, Memory
 from halimede.channel.server_end.tasks import Tasks
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, shortage_of
+from halimede.core.types import Buffer, InferenceError, InferenceResponse, internal, shortage_of, unavailable
 from halimede.inference_frames.calls import encode_call_answer
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class AnswerSender:
         most = memory.max_unsent_bytes
         if self._channel.unsent_bytes > most and response.error is None:
             text = f"more than {most} bytes wait for {self._whose} to read them"
-            response = self._failed(response, InferenceError(ErrorCode.UNAVAILABLE, text))
+            response = self._failed(response, unavailable(text))
         try:
             frame = encode_call_answer(number, response, memory.store)
         except Exception as error:
@@ -97,5 +97,5 @@ class AnswerSender:
         """The error that replaces an answer that cannot be sent."""
         if not isinstance(error, InferenceError):
             text = f"the answer could not be sent to {self._whose}: {error}"
-            error = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
+            error = shortage_of(error) or internal(text)
         return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)

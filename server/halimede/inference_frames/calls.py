@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from halimede.channel.frames import HEADER, MAX_TEXT_BYTES, FrameError
-from halimede.core.types import (
-    Buffer,
-    DataType,
-    ErrorCode,
-    InferenceError,
-    InferenceRequest,
-    InferenceResponse,
-)
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.inference_frames.kinds import (
     CALL_ANSWER,
     ERROR_CODES,

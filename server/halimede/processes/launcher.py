@@ -20,7 +20,7 @@ from types import MappingProxyType
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.hangs import STOPPED, ProcessKind, front_end_is_alive, zygote_is_alive
 from halimede.core.restarts import ProcessExit, StartFaultError, is_brief_fault
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, unavailable, unsupported
 from halimede.memory_group import own_groups
 from halimede.processes import bootstrap
 from halimede.processes.hangs import HangChecks, read_stat
@@ -85,7 +85,7 @@ class Launcher:
         UNAVAILABLE if the launcher is closed.
         """
         if sys.platform != "linux":
-            raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
+            raise unsupported(f"worker processes need Linux, this is {sys.platform}")
         server_ends: list[socket.socket | int] = []
         worker_ends: list[socket.socket | int] = []
         try:
@@ -158,7 +158,7 @@ class Launcher:
                     zygote.end(0)
                     log.error("the process that starts workers %s: started again", zygote.exit_text())
             if self._closed:
-                raise InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
+                raise unavailable("no process is started: the server is stopping")
             zygote = self._zygotes[preload] = Zygote(preload)
             self.hangs.add(zygote)
             zygote.send(command, passed)

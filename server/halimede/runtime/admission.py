@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from halimede.core.config.check_request import Checked
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
+from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, shortage_of
 from halimede.core.types.caller import MAX_DEPTH, Caller
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid
 from halimede.facade.server import OnResponse
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.model import ModelVersion
@@ -61,14 +61,14 @@ class Admission:
         ticket = self._next_ticket
         self._next_ticket = ticket + 1
         if caller is not None and caller.depth > MAX_DEPTH:
-            error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
+            error = invalid(TOO_DEEP % clip(request.model_name))
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return ticket
         form = request.form
         try:
             model = self._find(form.model_name, form.model_version, is_inside=caller is not None)
             if form.wants_one and model.stats.decoupled:
-                raise InferenceError(ErrorCode.INTERNAL, DECOUPLED_EXEC % model.name)
+                raise internal(DECOUPLED_EXEC % model.name)
             checked = model.checker.check(request)
         except InferenceError as error:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
@@ -145,7 +145,7 @@ class Admission:
                 text = f"request for model '{model.name}' could not be checked"
                 about = {"model": model.name}
                 log.error("model '%s': a request could not be checked", model.name, exc_info=error, extra=about)
-                answer(shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text))
+                answer(shortage_of(error) or internal(text))
 
         try:
             requests.hold(checked.size_bytes)

@@ -6,7 +6,7 @@ any time for that, so an open request whose client has disconnected is finished 
 """
 
 from halimede.core.config.check_request import RequestChecker
-from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, internal
 from halimede.core.types.caller import Computed
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.batches import RunningBatches
@@ -148,7 +148,7 @@ class BatchAnswers:
         """The response for the client: an error if the model's response is invalid."""
         requests, reply = self._requests, made.reply
         if reply is None and not sent.count and not requests.stats.decoupled:
-            reply = InferenceError(ErrorCode.INTERNAL, "expected a single response, got 0")
+            reply = internal("expected a single response, got 0")
         if flight.cancelled and requests.stats.decoupled and not isinstance(reply, InferenceError):
             # Responses before this one were not sent to the client: the answer is incomplete.
             reply = CANCELLED

@@ -22,7 +22,7 @@ from halimede.core.types import (
     ServerMetadata,
 )
 from halimede.core.types.caller import Caller
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid, unavailable, unsupported
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.facade.server import LoadParameter, OnResponse
@@ -35,7 +35,7 @@ from halimede.settings import ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
-STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are no longer loaded or unloaded")
+STOPPING = unavailable("Server is stopping, models are no longer loaded or unloaded")
 
 EXTENSIONS = (
     "classification",
@@ -154,13 +154,12 @@ class CoreServer:
             return [v.stats.snapshot() for _, r in sorted(records.items()) for v in r.versions.values()]
         record = records.get(name)
         if record is None or not record.serving:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{clip(name)}' is not available")
+            raise invalid(f"requested model '{clip(name)}' is not available")
         if not version:
             return [v.stats.snapshot() for v in record.versions.values()]
         serving = record.serving.get(str(_version_number(version)))
         if serving is None:
-            text = f"requested model version is not available for model '{clip(name)}'"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(f"requested model version is not available for model '{clip(name)}'")
         return [serving.version.stats.snapshot()]
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
@@ -193,8 +192,7 @@ class CoreServer:
         self._require_control(load_name_problem(name))
         if parameters:
             key = clip(next(iter(parameters)))
-            text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+            raise unsupported(f"load parameter '{key}' is not supported yet: models are loaded from the repository")
         await self._finish(self.lifecycle.load(name, for_model=for_model))
         self._sampler.sample_soon()
 
@@ -234,13 +232,12 @@ class CoreServer:
     def _require_control(self, name_problem: str | None) -> None:
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
-            text = (
+            raise unavailable(
                 "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "
                 "start with --model-control-mode=explicit"
             )
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
         if name_problem:
-            raise InferenceError(ErrorCode.INVALID_ARG, name_problem)
+            raise invalid(name_problem)
         if self._draining:
             raise STOPPING
 
@@ -268,10 +265,9 @@ class CoreServer:
         if is_inside and text in record.leaving:
             return record.leaving[text]
         if text and int(text) in record.status:
-            reason = f"Request for unknown model: '{shown}' version {text} is not at ready state"
-            raise InferenceError(ErrorCode.UNAVAILABLE, reason)
+            raise unavailable(f"Request for unknown model: '{shown}' version {text} is not at ready state")
         if record.loading and not record.serving:
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"Request for unknown model: '{shown}' is loading")
+            raise unavailable(f"Request for unknown model: '{shown}' is loading")
         if not text:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' has no available versions")
         raise InferenceError(
@@ -298,4 +294,4 @@ def _version_number(text: str) -> int:
     problem = f"failed to get model version from specified version string '{clip(text)}' (details: stol)"
     if text[:1] == "-" and text[1:].isascii() and text[1:].isdigit() and len(text) < 20:
         problem = f"invalid model version specified '{text}' "
-    raise InferenceError(ErrorCode.INVALID_ARG, f"{problem}, version should be an integral value > 0")
+    raise invalid(f"{problem}, version should be an integral value > 0")

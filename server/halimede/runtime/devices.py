@@ -11,14 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halimede.core.inventory import (
-    MAX_LIST_BYTES,
-    Inventory,
-    parse_device_list,
-    profile_in_name,
-    profile_of_sizes,
-)
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+from halimede.core.inventory import MAX_LIST_BYTES, Inventory, parse_device_list, profile_in_name, profile_of_sizes
+from halimede.core.types import Device, DeviceKind, invalid
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +46,7 @@ def _list_devices(device_list: Path) -> tuple[Device, ...]:
         with device_list.open("rb") as file:
             text = file.read(MAX_LIST_BYTES + 1)
     except OSError as error:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"the device list '{device_list}' cannot be read: {error.strerror}"
-        ) from error
+        raise invalid(f"the device list '{device_list}' cannot be read: {error.strerror}") from error
     return parse_device_list(text).devices
 
 

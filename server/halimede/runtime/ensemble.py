@@ -21,7 +21,7 @@ from halimede.core.observe.load import Load
 from halimede.core.schedule.wait_graph import ANSWERED, Dependencies
 from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, shortage_of
 from halimede.core.types.caller import Caller, Computed
-from halimede.core.types.error import of_request
+from halimede.core.types.error import internal, of_request, unavailable
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
@@ -126,7 +126,7 @@ class Ensemble:
     def start(self, flight: InFlight, compatible: Hashable) -> None:  # noqa: ARG002
         """See `runtime.requests.Executor.start`. Every request has a run of its own."""
         if self.requests.count > MAX_REQUESTS:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+            raise unavailable("Exceeds maximum queue size")
         run = EnsembleRun(self._graph, flight.request)
         computed = Computed()
         caller = flight.caller
@@ -223,7 +223,7 @@ class Ensemble:
             about = {"model": self._name, "version": self.requests.version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
             failed = f"in ensemble '{self._name}', the server failed"
-            self._abort_request(running, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, failed))
+            self._abort_request(running, shortage_of(error) or internal(failed))
 
     def _call(self, running: Running, call: CallStep) -> None:
         """Make a call, or have it wait at its step's gate."""
@@ -283,7 +283,7 @@ class Ensemble:
 
     def _expired(self, waiting: Waiting[Running]) -> None:
         waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
-        error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+        error = unavailable("Request timeout expired")
         self._answered(waiting.owner, waiting.call.call, _refused(waiting.call, error))
 
     def _cancel_call(self, running: Running, number: int) -> None:

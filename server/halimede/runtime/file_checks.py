@@ -18,7 +18,7 @@ from halimede.core.repository.model_files import (
     unpickled,
     well_known_name,
 )
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import internal, invalid, unsupported
 from halimede.runtime.file_look import look_at
 from halimede.runtime.repository import ModelEntry
 
@@ -32,7 +32,7 @@ def check_alone(entry: ModelEntry) -> None:
         return
     look = look_at(entry.artifact)
     if look is not None and not well_known_name(entry.artifact.name, look):
-        raise InferenceError(ErrorCode.INVALID_ARG, no_backend_problem(entry.artifact.name, look))
+        raise invalid(no_backend_problem(entry.artifact.name, look))
 
 
 def check_native(entry: ModelEntry, backend: str) -> None:
@@ -55,18 +55,18 @@ def check_artifact(backend: Backend, config: ModelConfig, where: ModelSource, *,
     not allowed."""
     # Tried here for a clear message, because runtimes only report "error 13".
     if problem := denied(where.artifact):
-        raise InferenceError(ErrorCode.INTERNAL, problem)
+        raise internal(problem)
     name, patterns = config.backend, unpickles(backend)
     for file in _model_files(name, where.artifact):
         look = look_at(file)
         # With `runtime` the backend takes other files than usual, such as weights for a program.
         is_usual = not config.runtime or (look is not None and look.kind in NO_MODELS)
         if look is not None and is_usual and (problem := file_problem(name, file.name, look, patterns)):
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model '{where.name}': {problem}")
+            raise invalid(f"model '{where.name}': {problem}")
     for file in () if allow_pickle else _perhaps_pickles(where, patterns):
         look = look_at(file)
         if look is not None and (problem := pickle_problem(name, file.name, look, patterns)):
-            raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{where.name}': {problem}")
+            raise unsupported(f"model '{where.name}': {problem}")
 
 
 def _model_files(backend: str, artifact: Path) -> list[Path]:
@@ -92,8 +92,7 @@ def _unpickled_in(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
         return []
     found = sorted(each for each in directory.iterdir() if unpickled(each.name, patterns))
     if len(found) > MOST_CHECKED:
-        text = f"'{directory}' has more than {MOST_CHECKED} files that may be pickles, and none is allowed"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        raise unsupported(f"'{directory}' has more than {MOST_CHECKED} files that may be pickles, and none is allowed")
     return found
 
 

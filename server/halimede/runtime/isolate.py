@@ -38,7 +38,6 @@ class Isolated:
     def spec(self, placement: Placement) -> WorkerSpec:
         """The spec of this instance's process."""
         config, source, device = self.config, self.source, placement.device
-        policy = config.model_transaction_policy
         return WorkerSpec(
             model=source.name,
             version=source.version,
@@ -55,7 +54,7 @@ class Isolated:
             artifact=str(source.artifact_on(device)),
             options=source.options,
             threads=self.threads,
-            decoupled=policy is not None and policy.decoupled,
+            decoupled=config.is_decoupled,
             log_verbose=self.log_verbose,
             allow_pickle=source.allow_pickle,
         )

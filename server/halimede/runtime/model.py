@@ -116,9 +116,9 @@ async def start_version(
     begun_ns = monotonic_ns()
     loop = asyncio.get_running_loop()
     config = prepared.config
-    policy, batching = config.model_transaction_policy, config.dynamic_batching
-    stats = ModelStats(name, str(prepared.version), decoupled=policy is not None and policy.decoupled)
+    stats = ModelStats(name, str(prepared.version), decoupled=config.is_decoupled)
     checker = RequestChecker(config)
+    batching = config.dynamic_batching
     in_order = batching is not None and batching.preserve_ordering
     pump = Pump(
         partial(make_scheduler, config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids),
@@ -180,8 +180,7 @@ def make_ensemble(
     requests = partial(VersionRequests, table, stats)
     ensemble = Ensemble(graph, requests, services.models, members, checker, asyncio.get_running_loop())
     return ModelVersion(
-        *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services),
-        parts=design.parts,
+        *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services), parts=design.parts
     )
 
 

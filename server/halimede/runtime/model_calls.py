@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from halimede.core.schedule.call_timeouts import CallTimeouts
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.core.types.caller import Caller
 from halimede.runtime.alarm import Alarm
 from halimede.runtime.clock import monotonic_ns
@@ -54,7 +54,7 @@ class ModelCalls:
             flight = self._table.by_ticket[ticket]
             cause = (ONE_WAITS, OTHER_SEQUENCE) if _is_in_sequence(flight) else (ALL_WAIT, MORE_INSTANCES)
             text = DEADLOCK % (flight.request.model_name, *cause)
-            executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text))
+            executor.try_refuse(ticket, unavailable(text))
         elif caller.queue_timeout_ns and self._timeouts.begin(received_ns + caller.queue_timeout_ns):
             self._alarm.set(self._timeouts.wake_at)
 
@@ -85,7 +85,7 @@ class ModelCalls:
         limit_ms = flight.caller.queue_timeout_ns // NS_PER_MS
         remedy = OTHER_SEQUENCE if _is_in_sequence(flight) else MORE_INSTANCES
         text = QUEUED_TOO_LONG % (called, caller, waited_ms, limit_ms, remedy)
-        if flight.requests.executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text)):
+        if flight.requests.executor.try_refuse(ticket, unavailable(text)):
             log.warning(
                 "model '%s': its call of model '%s' was ended after %d ms in the queue (BLS_TIMEOUT_MS)",
                 *(caller, called, waited_ms),

@@ -16,9 +16,7 @@ from halimede.core.types import ErrorCode, InferenceError, Problem
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text
 
 
-def read_model_config(
-    entry: ModelEntry,
-) -> tuple[str, ModelConfig, Mapping[str, tuple[int, int]], tuple[Problem, ...]]:
+def read_model_config(entry: ModelEntry) -> tuple[str, ModelConfig, Mapping[str, tuple[int, int]], tuple[Problem, ...]]:
     """The configuration and its file, the position of each field, and notes on fields without effect."""
     try:
         filename = config_filename(entry)

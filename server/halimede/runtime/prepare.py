@@ -55,7 +55,7 @@ from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, m
 from halimede.core.repository.load_errors import ConfigError, NoModelError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
+from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem, invalid
 from halimede.processes.launcher import Launcher
 from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
@@ -210,12 +210,10 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
             )
             if isolation == PROCESS:
                 check_process_options(named)
-        policy = config.model_transaction_policy
-        if isolation == THREAD and policy is not None and policy.decoupled:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+        if isolation == THREAD and config.is_decoupled:
+            raise invalid(
                 f"model '{entry.name}': decoupled models run in processes of their own; "
-                f"set parameter '{ISOLATION}' to '{PROCESS}'",
+                f"set parameter '{ISOLATION}' to '{PROCESS}'"
             )
         stages.append(Stage(DEFAULT, config))
         find_strategy(config)
@@ -352,8 +350,7 @@ def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
     except BaseException as error:
         about = {"model": where.name, "version": where.version}
         log.exception("model '%s' version %d: the backend failed", where.name, where.version, extra=about)
-        text = f"{type(error).__name__}: {error}"
-        raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
+        raise VersionError(where.version, versions, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -439,7 +436,7 @@ def _completed_in_process(
     parsed = read_json(json.dumps(completed))
     if parsed.problems:
         texts = "; ".join(problem.message for problem in parsed.problems[:PROBLEM_LIMIT])
-        raise InferenceError(ErrorCode.INVALID_ARG, f"auto_complete_config made an invalid configuration: {texts}")
+        raise invalid(f"auto_complete_config made an invalid configuration: {texts}")
     return parsed.config
 
 

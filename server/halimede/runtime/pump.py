@@ -26,8 +26,8 @@ from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Dependencies
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import EndedSequenceError
+from halimede.core.types import InferenceError
+from halimede.core.types.error import EndedSequenceError, internal, unavailable
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
@@ -55,7 +55,7 @@ class Pump:
     ) -> None:
         scheduler = self._scheduler = make_scheduler(self._take_back)
         requests = self.requests = make_requests(self)
-        self._refusal: InferenceError | None = None
+        self.refusal: InferenceError | None = None
         self._instances = Instances()
         self._batches = RunningBatches()
         self._answers = BatchAnswers(requests, self._batches, checker, has_null_rows=scheduler.has_null_rows)
@@ -73,10 +73,6 @@ class Pump:
     @property
     def queued(self) -> int:
         return self._scheduler.queued
-
-    @property
-    def refusal(self) -> InferenceError | None:
-        return self._refusal
 
     def worker_health(self) -> WorkerHealth:
         return self._instances.health()
@@ -115,8 +111,8 @@ class Pump:
 
     def start(self, flight: InFlight, compatible: Hashable) -> None:
         """See `runtime.requests.Executor.start`."""
-        if self._refusal is not None:
-            self.requests.fail(flight, self._refusal, FailureReason.REJECTED)
+        if self.refusal is not None:
+            self.requests.fail(flight, self.refusal, FailureReason.REJECTED)
             return
         scheduler = self._scheduler
         if scheduler.is_iterative:
@@ -297,7 +293,7 @@ class Pump:
             if flight.cancelled:
                 self.requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             else:
-                self.requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
+                self.requests.fail(flight, internal(text), FailureReason.BACKEND)
         # For what was queued again, and for queued requests that have lost their sequence with the slot.
         self._poll()
 
@@ -337,12 +333,12 @@ class Pump:
         """Refuse all requests when no worker runs or will be restarted soon."""
         reason = self._instances.lasting_failure()
         if reason is None:
-            self._refusal = None
+            self.refusal = None
             return
         name = self.requests.name
-        refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{name}' is not ready: {reason}")
+        refusal = unavailable(f"model '{name}' is not ready: {reason}")
         # Before the queued requests are answered: their clients may send the next request at once.
-        self._refusal = refusal
+        self.refusal = refusal
         for key in self._scheduler.drain():
             _fail(self.requests, key, refusal, FailureReason.REJECTED)
 
@@ -353,7 +349,7 @@ class Pump:
             self._poll()
 
     def _take_up(self, worker: Worker) -> None:
-        self._refusal = None
+        self.refusal = None
         for slot in self._instances.slots[worker.ordinal]:
             self._scheduler.add_slot(slot)
 

@@ -30,8 +30,7 @@ from halimede.core.repository.layout import (
     version_directories,
 )
 from halimede.core.repository.model_files import well_known_name
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 from halimede.runtime.file_look import look_at
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -115,7 +114,7 @@ class ModelRepository:
     def __init__(self, roots: tuple[Path, ...], model_file: Path | None = None, config_name: str = "") -> None:
         """`config_name` is the value of `--model-config-name`. Raises INVALID_ARG if it is not a plain name."""
         if config_name and (problem := config_name_problem(config_name)):
-            raise InferenceError(ErrorCode.INVALID_ARG, problem)
+            raise invalid(problem)
         self._config_name = config_name
         # A repository that is given twice, by any path, would make a duplicate of each of its models.
         distinct: dict[str, Path] = {}

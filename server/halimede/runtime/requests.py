@@ -25,7 +25,7 @@ from halimede.core.schedule.sequences.ids import DEFAULT_MAX_ID_BYTES, SequenceI
 from halimede.core.schedule.wait_graph import ANSWERED, Dependencies, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
-from halimede.core.types.error import of_request
+from halimede.core.types.error import of_request, unavailable
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.facade.server import OnResponse
 from halimede.runtime.clock import monotonic_ns, wall_ms
@@ -37,9 +37,7 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT_BYTES = 1 << 30
 
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
-STOPPING = InferenceError(
-    ErrorCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
-)
+STOPPING = unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 LOST_STATE = " (the state of its sequence is lost)"
 """Follows the reason why a request of a sequence fails with its worker."""
@@ -150,13 +148,10 @@ class RequestTable:
         if not held_bytes:
             if self._memory.has_room(size_bytes):
                 return None
-            return InferenceError(
-                ErrorCode.UNAVAILABLE, f"the inputs take {size_bytes} bytes, and the server has too little free memory"
-            )
-        return InferenceError(
-            ErrorCode.UNAVAILABLE,
+            return unavailable(f"the inputs take {size_bytes} bytes, and the server has too little free memory")
+        return unavailable(
             f"Exceeds maximum queue size: requests in flight hold {held_bytes} bytes, "
-            f"and with {size_bytes} more would go over {limit_bytes}",
+            f"and with {size_bytes} more would go over {limit_bytes}"
         )
 
     def add(self, flight: InFlight) -> None:
@@ -306,13 +301,7 @@ class VersionRequests:
             self.stats.record_failure(reason, request_ns, max(0, waited_ns))
         else:
             self.stats.record_success(
-                flight.rows,
-                request_ns,
-                queue_ns,
-                computed.input_ns,
-                computed.infer_ns,
-                computed.output_ns,
-                wall_ms(),
+                flight.rows, request_ns, queue_ns, computed.input_ns, computed.infer_ns, computed.output_ns, wall_ms()
             )
         if self._idle is not None:
             self._check_idle()

@@ -57,24 +57,12 @@ class Sampler:
         self._sampled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-sampler", daemon=True)
         # Written by the sampler's thread only; the mapping is replaced, never changed.
-        self._latest = Sample()
-        self._memory: Mapping[str, DeviceMemory] = {}
-        self._host_peak_bytes: int | None = None
-
-    @property
-    def latest(self) -> Sample:
-        """The last sample. Any thread may call this."""
-        return self._latest
-
-    @property
-    def device_memory(self) -> Mapping[str, DeviceMemory]:
-        """The memory of each device that the driver reports, by UUID. Any thread may call this."""
-        return self._memory
-
-    @property
-    def host_peak_bytes(self) -> int | None:
-        """The peak of the memory outside of devices; None if it could not be read. Any thread may call this."""
-        return self._host_peak_bytes
+        self.latest = Sample()
+        """The last sample. Any thread may read this."""
+        self.device_memory: Mapping[str, DeviceMemory] = {}
+        """The memory of each device that the driver reports, by UUID. Any thread may read this."""
+        self.host_peak_bytes: int | None = None
+        """The peak of the memory outside of devices; None if it could not be read. Any thread may read this."""
 
     def start(self) -> None:
         """Start sampling; called once. Without readers no thread is started."""
@@ -103,11 +91,11 @@ class Sampler:
             self._wanted.clear()
             system = _attempt(self._read_system)
             gpus = _attempt(self._read_gpus) or ()
-            self._memory = _after(self._memory, gpus)
+            self.device_memory = _after(self.device_memory, gpus)
             host_bytes = _attempt(self._read_host_bytes)
             if host_bytes is not None:
-                self._host_peak_bytes = max(host_bytes, self._host_peak_bytes or 0)
-            self._latest = Sample(system, gpus if self._shows_gpus else ())
+                self.host_peak_bytes = max(host_bytes, self.host_peak_bytes or 0)
+            self.latest = Sample(system, gpus if self._shows_gpus else ())
             self._sampled.set()
             # Again, because a stop that came before the event was cleared must not be missed.
             if not self._is_stopping:

@@ -18,7 +18,7 @@ from halimede.backends.service_calls import (
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid, unavailable
 from halimede.workers.supervision import services
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,7 @@ class ModelServices:
         name, caller = call.model_name, model_of(owner)
         _check_other(owner, name)
         if self.loads.path(name, caller):
-            text = f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it")
         parameters: dict[str, bool | int | str | bytes] = dict(call.files)
         if call.config:
             parameters["config"] = call.config
@@ -120,4 +119,4 @@ class ModelServices:
 def _check_other(owner: str, name: str) -> None:
     """Refuse a load or unload of the caller itself, which would wait for itself. InferenceError."""
     if name == model_of(owner):
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(name)}' cannot load or unload itself")
+        raise invalid(f"model '{clip(name)}' cannot load or unload itself")

@@ -10,8 +10,7 @@ from typing import cast
 from halimede.core.config.batching_options import BATCHING_STRATEGY, STRATEGY_GROUP, batching_strategy_name
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid
 from halimede.runtime.repository import ModelEntry
 
 LIBRARY = "batchstrategy.so"
@@ -25,10 +24,9 @@ def find_strategy(config: ModelConfig) -> EntryPoint | None:
     found = sorted(entry_points(group=STRATEGY_GROUP, name=name), key=lambda point: point.value)
     if not found:
         names = sorted({point.name for point in entry_points(group=STRATEGY_GROUP)})
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{clip(config.name)}': parameter '{BATCHING_STRATEGY}' is '{clip(name)}', which is not installed; "
-            f"the entry points of group '{STRATEGY_GROUP}' are: {', '.join(names) or 'none'}",
+            f"the entry points of group '{STRATEGY_GROUP}' are: {', '.join(names) or 'none'}"
         )
     # Sorted by value: if two distributions have the name, every load must choose the same one.
     return found[0]
@@ -42,10 +40,9 @@ def make_strategy(config: ModelConfig) -> BatchingStrategy | None:
     try:
         return cast(BatchingStrategy, point.load()(config))
     except Exception as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL,
+        raise internal(
             f"model '{clip(config.name)}': unable to make batching strategy '{point.name}' ({point.value}): "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

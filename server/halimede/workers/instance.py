@@ -27,16 +27,8 @@ from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.schedule.batch_plan import BatchPlan, plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.sequences.rows import Row, Sequences, StateBytes, groups_of_equal_state, initial_states
-from halimede.core.types import (
-    DataType,
-    ErrorCode,
-    InferenceError,
-    InferenceRequest,
-    ParameterValue,
-    Tensor,
-    shortage_of,
-)
-from halimede.core.types.error import describe, of_request
+from halimede.core.types import DataType, InferenceError, InferenceRequest, ParameterValue, Tensor, shortage_of
+from halimede.core.types.error import describe, internal, invalid, of_request
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchTimes, Outputs
 
@@ -153,14 +145,13 @@ class InstanceRunner:
 
     def _refuse_many_strings(self, items: list[RunItem], most: int) -> None:
         errors = {
-            position: InferenceError(
-                ErrorCode.INVALID_ARG,
+            position: invalid(
                 of_request(
                     item.request.id,
                     f"input '{tensor.name}' has {prod(tensor.shape)} string elements, and model '{self._model}' takes "
                     f"at most {most} while it runs in a thread of the server. Its parameter '{ISOLATION}' with the "
                     f"value '{PROCESS}' lifts the limit.",
-                ),
+                )
             )
             for position, item in enumerate(items)
             for tensor in item.request.inputs
@@ -170,12 +161,7 @@ class InstanceRunner:
             raise RefusedRequestsError(errors)
 
     def _run_others(
-        self,
-        instance: TensorInstance,
-        items: list[RunItem],
-        refused: RefusedRequestsError,
-        start: int,
-        input_end: int,
+        self, instance: TensorInstance, items: list[RunItem], refused: RefusedRequestsError, start: int, input_end: int
     ) -> Ran:
         """Run the batch again without the refused requests. Ends, because each refusal removes at least one request."""
         errors = refused.errors
@@ -207,7 +193,7 @@ class InstanceRunner:
         times = BatchTimes(start, input_end or end, end, end)
         # The answer to all if the instance has refused no request, but only null rows.
         text = f"instance '{self.name}' refused no request of the batch: {refused}"
-        return Ran([InferenceError(ErrorCode.INTERNAL, text)] * len(items), times, failed=True, refused=refused.errors)
+        return Ran([internal(text)] * len(items), times, failed=True, refused=refused.errors)
 
     def _execute_requests(self, instance: RequestInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -219,7 +205,7 @@ class InstanceRunner:
         except BaseException as error:  # noqa: BLE001  # the thread survives any exception of a model
             return self._failed(items, [request.take() for request in requests], error, start, input_end, 0)
         output_start = time.monotonic_ns()
-        unanswered = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
+        unanswered = internal(f"instance '{self.name}' did not answer the request")
         replies: list[Outputs | InferenceError | None] = [
             unanswered if reply is None else reply for reply in (request.take() for request in requests)
         ]
@@ -251,9 +237,8 @@ class InstanceRunner:
         # The log names only the first request of the batch.
         about = {"model": self._model, "request_id": items[0].request.id}
         log.error("instance '%s' failed", self.name, exc_info=error, extra=about)
-        return InferenceError(
-            ErrorCode.INTERNAL,
-            f"Failed to process the request(s) for model instance '{self.name}', message: {describe(error)}",
+        return internal(
+            f"Failed to process the request(s) for model instance '{self.name}', message: {describe(error)}"
         )
 
 
@@ -355,12 +340,7 @@ class _SequenceBatches:
     """Runs batches of a model of sequences: gives each request its row, and keeps its state."""
 
     def __init__(
-        self,
-        sequences: Sequences,
-        run: Callable[[Sequence[Row]], Ran],
-        *,
-        is_split: bool,
-        plan: BatchPlan | None,
+        self, sequences: Sequences, run: Callable[[Sequence[Row]], Ran], *, is_split: bool, plan: BatchPlan | None
     ) -> None:
         """`is_split`: requests whose states have different shapes run one after the other, as arrays require. So do the
         groups of a `plan` that pads."""

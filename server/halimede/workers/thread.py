@@ -16,8 +16,8 @@ from typing import Self
 
 from halimede.backends.api import BackendModel, Instance
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError, Placement
-from halimede.core.types.error import describe
+from halimede.core.types import Placement
+from halimede.core.types.error import describe, internal
 from halimede.workers.instance import InstanceRunner
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, OnEvent
@@ -73,8 +73,7 @@ class ThreadWorker:
 
         If cancelled, returns at once: the thread then closes the instance after its creation, and ends.
         """
-        policy = self._config.model_transaction_policy
-        if policy is not None and policy.decoupled:
+        if self._config.is_decoupled:
             raise RuntimeError(f"instance '{self.name}': decoupled models do not run on the server's threads")
         self._thread.start()
         try:
@@ -165,4 +164,4 @@ def _raisable(error: BaseException) -> Exception:
     """The exception of `create_instance`, in a form that futures accept and that does not end the loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return InferenceError(ErrorCode.INTERNAL, describe(error))
+    return internal(describe(error))

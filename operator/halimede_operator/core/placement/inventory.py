@@ -336,10 +336,7 @@ def _requests(container: object) -> Amounts:
     """A container's requests. Where it has only a limit, Kubernetes requests as much."""
     limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
     return _amounts(
-        {
-            **(limits if isinstance(limits, Mapping) else {}),
-            **(requests if isinstance(requests, Mapping) else {}),
-        }
+        {**(limits if isinstance(limits, Mapping) else {}), **(requests if isinstance(requests, Mapping) else {})}
     )
 
 

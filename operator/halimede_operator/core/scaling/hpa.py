@@ -52,8 +52,8 @@ def without_value(hpa: Object | None) -> tuple[str, ...]:
 
 def metrics_text(hpa: Object | None) -> str:
     """The values that the last decision was made from, with their targets; "" if there are none."""
-    targets = {_name(metric): _target(metric) for metric in objects_at(hpa, "spec", "metrics")}
-    current = [(_name(metric), _current(metric)) for metric in objects_at(hpa, "status", "currentMetrics")]
+    targets = {_name(metric): _value(metric, "target") for metric in objects_at(hpa, "spec", "metrics")}
+    current = [(_name(metric), _value(metric, "current")) for metric in objects_at(hpa, "status", "currentMetrics")]
     known = [f"{name} {value} of {targets[name]}" for name, value in current if value and targets.get(name)]
     return clean(", ".join(known[:_SHOWN_METRICS]), 512)
 
@@ -68,15 +68,8 @@ def _name(metric: object) -> str:
     return name_at(part, "metric", "name") or name_at(part, "name")
 
 
-def _target(metric: object) -> str:
-    return _value(at(_part(metric), "target"))
-
-
-def _current(metric: object) -> str:
-    return _value(at(_part(metric), "current"))
-
-
-def _value(part: object) -> str:
+def _value(metric: object, key: str) -> str:
+    part = at(_part(metric), key)
     for name in ("averageValue", "value"):
         amount = quantity(at(part, name))
         if amount is not None:

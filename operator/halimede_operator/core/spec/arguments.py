@@ -12,12 +12,8 @@ _PODS_ADDRESS = "Services and probes call the pod's own address"
 _STATUS = "the status is read from the log"
 _SERVES = "the pods serve the model of the spec, and end if it cannot be loaded"
 OWNED: Mapping[str, str] = {
-    "--model-repository": "use spec.model.uri",
-    "--model-store": "use spec.model.uri",
-    "--model-control-mode": _SERVES,
-    "--load-model": _SERVES,
-    "--exit-on-error": _SERVES,
-    "--strict-readiness": _SERVES,
+    **dict.fromkeys(("--model-repository", "--model-store"), "use spec.model.uri"),
+    **dict.fromkeys(("--model-control-mode", "--load-model", "--exit-on-error", "--strict-readiness"), _SERVES),
     "--process-per-device": "use spec.accelerator.processPerDevice",
     "--allow-http": "probes and the operator need HTTP; use spec.serving.protocols",
     "--allow-grpc": "use spec.serving.protocols",
@@ -25,18 +21,12 @@ OWNED: Mapping[str, str] = {
     "--http-port": "use spec.serving.ports.http",
     "--grpc-port": "use spec.serving.ports.grpc",
     "--metrics-port": "use spec.serving.ports.metrics",
-    "--http-address": _PODS_ADDRESS,
-    "--grpc-address": _PODS_ADDRESS,
-    "--metrics-address": _PODS_ADDRESS,
-    "--http-max-input-size": "use spec.serving.maxMessageSize",
-    "--grpc-max-input-size": "use spec.serving.maxMessageSize",
+    **dict.fromkeys(("--http-address", "--grpc-address", "--metrics-address"), _PODS_ADDRESS),
+    **dict.fromkeys(("--http-max-input-size", "--grpc-max-input-size"), "use spec.serving.maxMessageSize"),
     "--drain-delay": "the pod's grace period depends on it",
     "--exit-timeout-secs": "use spec.serving.drainTimeout",
-    "--log-format": _STATUS,
-    "--log-file": _STATUS,
-    "--help": "the server would not start",
-    "-h": "the server would not start",
-    "--version": "the server would not start",
+    **dict.fromkeys(("--log-format", "--log-file"), _STATUS),
+    **dict.fromkeys(("--help", "-h", "--version"), "the server would not start"),
 }
 """The flags that the operator sets, or depends on; each with what to use instead, or the reason."""
 

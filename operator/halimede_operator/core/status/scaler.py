@@ -81,8 +81,7 @@ def _problem(made: Object, keda_hpa: Object | None) -> ConditionState | None:
             text = f"HorizontalPodAutoscaler {name}, {type_}: {text_at(found, 'message')}"
             return ConditionState(FALSE, text_at(found, "reason") or type_, text)
     if not condition(hpa, "ScalingActive"):
-        text = f"HorizontalPodAutoscaler {name} has no decision yet"
-        return ConditionState(UNKNOWN, "Starting", text)
+        return ConditionState(UNKNOWN, "Starting", f"HorizontalPodAutoscaler {name} has no decision yet")
     return None
 
 

@@ -31,11 +31,7 @@ class Resource:
 PODS = Resource("pods", "v1", "Pod")
 _OURS = {kind: Resource(f"{kind.plural}.{GROUP}", f"{GROUP}/{VERSION}", kind.value) for kind in Kind}
 MODELS, ENSEMBLES = _OURS[Kind.INFERENCE_MODEL], _OURS[Kind.MODEL_ENSEMBLE]
-_RESOURCES = {
-    ("", "pod"): PODS,
-    (GROUP, "inferencemodel"): MODELS,
-    (GROUP, "modelensemble"): ENSEMBLES,
-}
+_RESOURCES = {("", "pod"): PODS, (GROUP, "inferencemodel"): MODELS, (GROUP, "modelensemble"): ENSEMBLES}
 _SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^{}]*\})?", re.ASCII)
 _TEMPLATE = re.compile(r"<<\s*\.?(.*?)\s*>>")
 _RANGE = re.compile(r"\[([0-9]+)([smh])\]")

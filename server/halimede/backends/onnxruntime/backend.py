@@ -25,7 +25,7 @@ from halimede.core.config.autocomplete import Scalars, batch_size_setting, compl
 from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.parameters import number_setting
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.types import Device, DeviceKind, InferenceError, Placement, internal, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class OnnxModel:
     def _gpu_session(self, placement: Placement) -> Any:
         device = placement.device
         if device is None:
-            raise InferenceError(ErrorCode.INTERNAL, f"instance '{placement.name}' is of KIND_GPU and has no device")
+            raise internal(f"instance '{placement.name}' is of KIND_GPU and has no device")
         # A process can open at most one MIG slice, which CUDA then numbers 0.
         number = "0" if device.kind is DeviceKind.MIG else str(device.index)
         providers = tuple(
@@ -144,9 +144,7 @@ def _model_path(source: ModelSource, device: Device | None = None) -> Path:
     artifact = source.artifact_on(device)
     path = artifact / "model.onnx" if artifact.is_dir() else artifact
     if not path.is_file():
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"
-        )
+        raise unavailable(f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}")
     return path
 
 

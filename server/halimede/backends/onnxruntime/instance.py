@@ -13,7 +13,7 @@ from halimede.backends.python.utils.errors import is_device_lost
 from halimede.backends.texts import decode_texts
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, ErrorCode, internal
 
 ONNX_BFLOAT16 = 16
 FATAL_SEVERITY = 4
@@ -39,10 +39,7 @@ class OnnxInstance:
             self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
 
     def run(
-        self,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Sequence[str],
-        context: RunContext,
+        self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         feed = {name: self._value(name, array, context) for name, array in inputs.items()}
         names = list(outputs)
@@ -95,6 +92,6 @@ def _bits(value: Any) -> NDArray[Any]:
     """A copy of a bfloat16 value's bits. The runtime can only pass it to numpy by its address."""
     bits = np.empty(value.shape(), dtype=np.uint16)
     if value.device_name() != "cpu" or value.tensor_size_in_bytes() != bits.nbytes:
-        raise InferenceError(ErrorCode.INTERNAL, f"cannot read a bfloat16 output that lies on '{value.device_name()}'")
+        raise internal(f"cannot read a bfloat16 output that lies on '{value.device_name()}'")
     ctypes.memmove(bits.ctypes.data, value.data_ptr(), bits.nbytes)
     return bits

@@ -9,7 +9,7 @@ from typing import Any
 from halimede.backends.extras import install_extra
 from halimede.backends.onnxruntime.options import CPU, CUDA, OPENVINO, OnnxOptions, Provider
 from halimede.backends.onnxruntime.threads import ThreadPlan
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, internal, unsupported
 
 ERROR_SEVERITY = 3
 """Log level for ONNX Runtime's own log: errors and above."""
@@ -50,9 +50,8 @@ def runtime() -> Any:  # Any: onnxruntime has no types
     try:
         import onnxruntime  # type: ignore[import-untyped]  # the package has no types
     except ImportError as error:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
-            f"onnxruntime cannot be imported ({error}); {install_extra('onnx')}, or the extra 'gpu'",
+        raise unsupported(
+            f"onnxruntime cannot be imported ({error}); {install_extra('onnx')}, or the extra 'gpu'"
         ) from error
     onnxruntime.set_default_logger_severity(ERROR_SEVERITY)
     return onnxruntime
@@ -70,10 +69,9 @@ def check_available(providers: tuple[Provider, ...], model: str) -> None:
     missing = [name for name, _ in providers if name not in available]
     if missing:
         other = '; to run it with OpenVINO, set backend: "openvino" and remove the platform and this accelerator'
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
             f"model '{model}' is configured for {', '.join(missing)}, which the installed onnxruntime does not have; "
-            f"it has {', '.join(available)}{other if OPENVINO in missing else ''}",
+            f"it has {', '.join(available)}{other if OPENVINO in missing else ''}"
         )
 
 
@@ -105,10 +103,9 @@ def open_session(
     # If a provider's libraries or device are missing, the runtime only warns, and continues without the provider.
     lost = [name for name, _ in providers if name not in session.get_providers()]
     if lost:
-        raise InferenceError(
-            ErrorCode.INTERNAL,
+        raise internal(
             f"model '{model}': {', '.join(lost)} could not be started: the driver or its libraries are missing, or the "
-            f"device cannot be opened; without it there would be {', '.join(session.get_providers())}",
+            f"device cannot be opened; without it there would be {', '.join(session.get_providers())}"
         )
     return session
 
@@ -133,7 +130,7 @@ def onnx_error(error: Exception) -> Exception:
         return error
     text = _newer(" ".join(match[2].split()))
     text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
-    return InferenceError(ErrorCode.INTERNAL, f"onnx runtime error {match[1]}: {text}")
+    return internal(f"onnx runtime error {match[1]}: {text}")
 
 
 def _newer(text: str) -> str:

@@ -10,7 +10,7 @@ from halimede.backends.protobuf_fields import Data, Range, nested, text
 from halimede.core.config.autocomplete import ModelSignature, Scalars, TensorSignature, check_signature, find_scalars
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, invalid, unsupported
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,13 @@ def check_model(config: ModelConfig, path: Path, session: Any) -> Scalars:
     signature = read_signature(session, path, config)
     problems = check_signature(config, signature)
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems))
+        raise invalid("; ".join(problem.message for problem in problems))
     strings = [each.name for each in model_inputs(config) if each.data_type is DataType.BYTES]
     bfloats = [each.name for each in model_outputs(config) if each.data_type is DataType.BF16]
     if strings and bfloats:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': input '{strings[0]}' is TYPE_STRING and output '{bfloats[0]}' is TYPE_BF16; "
-            "onnxruntime's Python interface cannot run both in one model",
+            "onnxruntime's Python interface cannot run both in one model"
         )
     return find_scalars(config, signature)
 
@@ -86,10 +85,9 @@ def _rankless(data: Data, info: Range) -> str:
 def _tensor(node: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSignature:
     datatype = DATATYPES.get(node.type)
     if datatype is None:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{config.name}': unsupported ONNX type '{node.type}' for I/O '{node.name}', expected a tensor of "
-            "a datatype that the protocol has",
+            "a datatype that the protocol has"
         )
     if node.name in unknown and not node.shape:
         return TensorSignature(node.name, datatype, None)

@@ -16,16 +16,10 @@ from halimede.backends.openvino.options import PARAMETERS, OpenVinoOptions, Prop
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
 from halimede.backends.scalars import with_scalars
-from halimede.core.config.autocomplete import (
-    ModelSignature,
-    batch_size_setting,
-    complete,
-    find_scalars,
-    is_complete,
-)
+from halimede.core.config.autocomplete import ModelSignature, batch_size_setting, complete, find_scalars, is_complete
 from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import InstanceKind, ModelConfig
-from halimede.core.types import ErrorCode, InferenceError, Placement
+from halimede.core.types import InferenceError, Placement, invalid, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +79,9 @@ class OpenVinoModel:
         self._scalars = find_scalars(config, ports.signature(fixed_batch=self._rows > 0))
         self._has_state = bool(graph.get_sinks())
         if self._has_state and config.sequence_batching is not None:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"unable to load model '{source.name}': the file has states of its own (ReadValue and Assign), which "
-                "every batch begins anew; for sequence_batching they must be inputs and outputs of the model",
+                "every batch begins anew; for sequence_batching they must be inputs and outputs of the model"
             )
         graph, self._plan = with_text_as_bytes(graph, ports)
         properties = compile_properties(options, config, cores=available_cores(), instances=instance_count(config))
@@ -97,11 +90,7 @@ class OpenVinoModel:
 
     def create_instance(self, placement: Placement) -> TensorInstance:
         instance = OpenVinoInstance(
-            self._compiled,
-            self._plan,
-            self._rows,
-            pads=self._options.pads_batches,
-            has_state=self._has_state,
+            self._compiled, self._plan, self._rows, pads=self._options.pads_batches, has_state=self._has_state
         )
         if self._first_batch:
             _warm_up(instance, self._first_batch, placement.name)
@@ -120,10 +109,9 @@ def model_path(config: ModelConfig, source: ModelSource) -> Path:
         for name in OTHER_FILENAMES:
             if (path.parent / name).exists():
                 return _in_directory(path.parent / name)
-    raise InferenceError(
-        ErrorCode.UNAVAILABLE,
+    raise unavailable(
         f"unable to find '{path}' for model '{source.name}', nor {', '.join(OTHER_FILENAMES)} beside it; "
-        "name a file of another name as default_model_filename in config.pbtxt",
+        "name a file of another name as default_model_filename in config.pbtxt"
     )
 
 
@@ -137,16 +125,14 @@ def _usable_options(config: ModelConfig, model: str) -> OpenVinoOptions:
     """The options; INVALID_ARG for one, or an instance group or input, that OpenVINO cannot serve."""
     options = read_options(config, model)
     if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"unable to load model '{model}': KIND_GPU is a GPU of NVIDIA, which OpenVINO cannot use; for one of "
-            "Intel, use KIND_CPU and the parameter TARGET_DEVICE with the value GPU",
+            "Intel, use KIND_CPU and the parameter TARGET_DEVICE with the value GPU"
         )
     optional = [each.name for each in config.input if each.optional]
     if optional:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"unable to load model '{model}': input '{optional[0]}' is optional, and OpenVINO needs every input",
+        raise invalid(
+            f"unable to load model '{model}': input '{optional[0]}' is optional, and OpenVINO needs every input"
         )
     return options
 

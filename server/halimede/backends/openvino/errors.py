@@ -2,7 +2,7 @@
 
 import re
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal
 
 TEXT_LIMIT = 1024
 
@@ -19,4 +19,4 @@ def openvino_error(error: Exception, context: str = "") -> InferenceError:
     kept = [line for line in lines if _ORIGIN.fullmatch(line) is None] or [line for line in lines if line][-1:]
     text = " ".join(kept) or type(error).__name__
     text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
-    return InferenceError(ErrorCode.INTERNAL, f"openvino error{context and ' '}{context}: {text}")
+    return internal(f"openvino error{context and ' '}{context}: {text}")

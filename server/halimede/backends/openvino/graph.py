@@ -14,7 +14,7 @@ from halimede.backends.openvino.signature import NamedPort, Port, Ports, choose_
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import invalid
 
 STRING = "string"
 BATCH_HELP = (
@@ -29,8 +29,7 @@ def read_ports(graph: Any, config: ModelConfig) -> Ports:
         inputs = [_port(each, each.node.get_friendly_name()) for each in graph.inputs]
         outputs = [_port(each, _source_name(each.node.input_value(0))) for each in graph.outputs]
     except UnicodeDecodeError as error:
-        text = f"unable to load model '{config.name}': the file has a name that is not UTF-8 text"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(f"unable to load model '{config.name}': the file has a name that is not UTF-8 text") from error
     return choose_ports(inputs, outputs, config)
 
 
@@ -55,7 +54,7 @@ def fit_shapes(graph: Any, config: ModelConfig, options: OpenVinoOptions) -> int
             graph.reshape({index: list(shape) for index, shape in shapes.items()})
         except RuntimeError as error:
             text = f"unable to load model '{config.name}': {_reshape_problem(fixed, options)}"
-            raise InferenceError(ErrorCode.INVALID_ARG, f"{text}: {openvino_error(error).message}") from error
+            raise invalid(f"{text}: {openvino_error(error).message}") from error
     if keeps:
         return rows
     if fixed:
@@ -155,10 +154,9 @@ def _fixed_rows(fixed: Sequence[NamedPort], ports: Ports, config: ModelConfig) -
     elif rows < config.max_batch_size:
         problems.append(f"max_batch_size is {config.max_batch_size}; it must be at most {rows}, the batch of the file")
     if problems:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"unable to load model '{config.name}' with SKIP_OV_DYNAMIC_BATCHSIZE or ENABLE_BATCH_PADDING: "
-            f"{'; '.join(problems)}",
+            f"{'; '.join(problems)}"
         )
     return rows
 
@@ -191,8 +189,7 @@ def _check_outputs(graph: Any, config: ModelConfig, fixed: NamedPort) -> None:
     scattered = {name for each in config.batch_output for name in each.target_name}
     for each in read_ports(graph, config).outputs:
         if each.name not in scattered and each.port.shape is not None and each.port.shape[:1] != (-1,):
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"unable to load model '{config.name}': {_fixed_text(fixed)}, and output '{each.name}' has the shape "
-                f"{list(each.port.shape)} for inputs of any batch; {BATCH_HELP}",
+                f"{list(each.port.shape)} for inputs of any batch; {BATCH_HELP}"
             )

@@ -10,7 +10,7 @@ from halimede.backends.api import RunContext
 from halimede.backends.openvino.errors import openvino_error
 from halimede.backends.openvino.graph import Plan
 from halimede.backends.openvino.runtime import runtime
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import invalid
 
 MOST_TEXT_BYTES = 2**31 - 2
 """All bytes of a string input together: OpenVINO counts them in 32 bits."""
@@ -63,24 +63,20 @@ class OpenVinoInstance:
         if len(inputs) != len(self._inputs):
             # The request would run with the tensor of an earlier batch.
             missing = ", ".join(f"'{name}'" for name in self._inputs if name not in inputs)
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"the model needs all its inputs, and the batch lacks {missing}"
-            )
+            raise invalid(f"the model needs all its inputs, and the batch lacks {missing}")
         for name, array in inputs.items():
             if array.size == 0:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG,
+                raise invalid(
                     f"input '{name}' has the shape {list(array.shape)}, without an element: operations of OpenVINO may "
-                    "then return the results of an earlier batch",
+                    "then return the results of an earlier batch"
                 )
         if not self._fixed_rows:
             return 0
         rows = len(next(iter(inputs.values())))
         if rows < self._fixed_rows and not self._pads:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"the batch has {rows} rows, and the model takes exactly {self._fixed_rows}; with the parameter "
-                "ENABLE_BATCH_PADDING set to YES smaller batches are filled up",
+                "ENABLE_BATCH_PADDING set to YES smaller batches are filled up"
             )
         return rows if rows < self._fixed_rows else 0
 
@@ -138,9 +134,8 @@ class _TextInput:
         elements = array.reshape(-1).tolist()
         ends = np.cumsum(np.fromiter(map(len, elements), np.int64, len(elements)))
         if ends[-1] > MOST_TEXT_BYTES:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"the strings of input '{self._name}' have {ends[-1]} bytes together; they may have {MOST_TEXT_BYTES}",
+            raise invalid(
+                f"the strings of input '{self._name}' have {ends[-1]} bytes together; they may have {MOST_TEXT_BYTES}"
             )
         begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         self._begins.fill(begins.reshape(array.shape))

@@ -8,7 +8,7 @@ from typing import Any
 from halimede.backends.extras import install_extra
 from halimede.backends.openvino.errors import openvino_error
 from halimede.backends.openvino.options import Properties
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unsupported
 
 TELEMETRY = "openvino_telemetry"
 
@@ -22,9 +22,7 @@ def runtime() -> Any:  # Any: OpenVINO's stubs do not pass mypy
     try:
         import openvino  # type: ignore[import-untyped]  # the package is not marked as typed
     except ImportError as error:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"openvino cannot be imported ({error}); {install_extra('openvino')}"
-        ) from error
+        raise unsupported(f"openvino cannot be imported ({error}); {install_extra('openvino')}") from error
     return openvino
 
 

@@ -12,7 +12,7 @@ from halimede.core.config.autocomplete import ModelSignature, TensorSignature, c
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+from halimede.core.types import DataType, Problem, invalid
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +106,9 @@ def choose_ports(inputs: Sequence[Port], outputs: Sequence[Port], config: ModelC
     ports = Ports(named_ports(inputs, fed), tuple(chosen))
     for each in (*ports.inputs, *ports.outputs):
         if each.port.type_name not in DATATYPES:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"model '{config.name}': unsupported OpenVINO type '{each.port.type_name}' for I/O '{each.name}', "
-                "expected a datatype that the protocol has",
+                "expected a datatype that the protocol has"
             )
     return ports
 
@@ -118,9 +117,7 @@ def check_ports(config: ModelConfig, ports: Ports, *, fixed_batch: bool, reshape
     """INVALID_ARG with every disagreement between configuration and graph."""
     problems = check_signature(config, ports.signature(fixed_batch=fixed_batch))
     if problems:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems) + _hint(problems, reshapes)
-        )
+        raise invalid("; ".join(problem.message for problem in problems) + _hint(problems, reshapes))
 
 
 def first_batch(ports: Ports) -> dict[str, NDArray[Any]]:

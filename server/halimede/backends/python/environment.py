@@ -32,8 +32,8 @@ from pathlib import Path
 
 from halimede.backends.access import denied
 from halimede.backends.python import unpack
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, internal, invalid
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +131,7 @@ def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> E
             raise _wrong(path_text, problem)
         path = given.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
-        text = f"Failed to get the canonical path for {clip(path_text)}."
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(f"Failed to get the canonical path for {clip(path_text)}.") from error
     entry = None
     if path.is_dir():
         root = path
@@ -435,11 +434,10 @@ def _output(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _wrong(text: str, what: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"the execution environment '{clip(text)}' cannot be used: {what}")
+    return invalid(f"the execution environment '{clip(text)}' cannot be used: {what}")
 
 
 def _no_directory(text: str, what: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INTERNAL,
-        f"the execution environment '{clip(text)}' cannot be unpacked: {what}; set TMPDIR to another folder",
+    return internal(
+        f"the execution environment '{clip(text)}' cannot be unpacked: {what}; set TMPDIR to another folder"
     )

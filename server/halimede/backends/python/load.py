@@ -13,7 +13,7 @@ from typing import Any
 from halimede.backends.access import denied
 from halimede.backends.hosting import Host, WorkerSpec
 from halimede.backends.python.utils.errors import bounded, describe, full_traceback
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal
 
 _SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
 
@@ -50,7 +50,7 @@ class ModelErrors:
             # The model itself opened this file. If it failed to write, nothing denies reading.
             problem = denied(Path(error.filename))
             text += f"; {problem}" if problem else ""
-        return InferenceError(ErrorCode.INTERNAL, text)
+        return internal(text)
 
 
 def version_directory(spec: WorkerSpec) -> str:
@@ -65,16 +65,12 @@ def model_class(spec: WorkerSpec, errors: ModelErrors) -> Any:
         raise errors.error("the import of its file", error) from None
     found = getattr(module, "TritonPythonModel", None)
     if found is None:
-        raise InferenceError(
-            ErrorCode.INTERNAL,
+        raise internal(
             f"AttributeError: module '{module.__name__}' has no attribute 'TritonPythonModel':"
-            f" {os.path.basename(spec.artifact)} must have a class of this name",
+            f" {os.path.basename(spec.artifact)} must have a class of this name"
         )
     if not callable(getattr(found, "execute", None)):
-        raise InferenceError(
-            ErrorCode.INTERNAL,
-            f"Python model {os.path.basename(spec.artifact)} does not implement `execute` method.",
-        )
+        raise internal(f"Python model {os.path.basename(spec.artifact)} does not implement `execute` method.")
     return found
 
 
@@ -94,7 +90,7 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     directory, file = os.path.split(spec.artifact)
     stem, extension = os.path.splitext(file)
     if extension != ".py":
-        raise InferenceError(ErrorCode.INTERNAL, f"Model name must end with '.py'. Model name is \"{file}\".")
+        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
     _check_file(spec)
     name = stem
     if _is_same(directory, version_directory(spec)):
@@ -143,10 +139,10 @@ def _check_file(spec: WorkerSpec) -> None:
             except OSError as error:
                 is_missing = path is spec.artifact and isinstance(error, FileNotFoundError)
                 text = missing if is_missing else f"{what} cannot be read: {error.strerror}"
-                raise InferenceError(ErrorCode.INTERNAL, text) from error
+                raise internal(text) from error
         raise
     if not is_file:
-        raise InferenceError(ErrorCode.INTERNAL, missing)
+        raise internal(missing)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -30,7 +30,7 @@ from halimede.backends.python.utils.session import Session
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
 from halimede.backends.state_files import read_state_files
 from halimede.core.sequences.plan import SequencePlan, read_plan
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, internal
 
 
 def make_runner(spec: WorkerSpec, host: Host) -> Runner:
@@ -65,9 +65,8 @@ def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
             return dict(json.loads(spec.config_json))
         completed = complete(ModelConfig(spec.config_json))
         if not isinstance(completed, ModelConfig):
-            raise InferenceError(
-                ErrorCode.INTERNAL,
-                f"auto_complete_config function in model '{spec.model}' must return a valid pb.ModelConfig object.",
+            raise internal(
+                f"auto_complete_config function in model '{spec.model}' must return a valid pb.ModelConfig object."
             )
         # Values that are not JSON are found here, where the model's name is known.
         return dict(json.loads(json.dumps(completed.as_dict())))
@@ -200,7 +199,7 @@ class PythonRunner:
             " handle such a flag."
         )
         # The model may still hold the request: responses that it sends from now on are refused.
-        return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
+        return finish(request.get_response_sender(), internal(self._failed + text))
 
     def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> BatchReply:
         """The reply for a request whose sender the model has, or for which it returned None."""
@@ -222,7 +221,7 @@ class PythonRunner:
             " whose response sender was never asked for, so that nothing can answer it."
         )
         # The model may still hold the request: responses that it sends from now on are refused.
-        return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
+        return finish(request.get_response_sender(), internal(self._failed + text))
 
     def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[BatchReply]:
         if isinstance(error, _Refused):

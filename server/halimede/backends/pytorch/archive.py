@@ -14,7 +14,7 @@ from typing import Any
 
 from halimede.backends.pytorch.form import Form
 from halimede.core.repository.file_kinds import FileKind, archive_kinds
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid, unavailable
 
 MOST_PICKLE_BYTES = 64 << 20
 MOST_DOCUMENT_BYTES = 256 << 20
@@ -60,9 +60,7 @@ def read_archive(path: Path, model: str) -> Archive:
     except (NotImplementedError, ValueError) as error:
         raise _wrong(path, model, f"is an archive that cannot be read: {error}") from error
     except OSError as error:
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"model '{model}': {path.name} cannot be read: {error.strerror or error}"
-        ) from error
+        raise unavailable(f"model '{model}': {path.name} cannot be read: {error.strerror or error}") from error
 
 
 def read_entry(path: Path, entry: str, most: int) -> bytes:
@@ -71,10 +69,10 @@ def read_entry(path: Path, entry: str, most: int) -> bytes:
         with zipfile.ZipFile(path) as file:
             if file.getinfo(entry).file_size > most:
                 text = f"{path.name} has {file.getinfo(entry).file_size} bytes in {entry}, at most {most} are read"
-                raise InferenceError(ErrorCode.INVALID_ARG, text)
+                raise invalid(text)
             return file.read(entry)
     except (zipfile.BadZipFile, KeyError, OSError, EOFError, NotImplementedError) as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{path.name} is damaged: {entry}: {error}") from error
+        raise invalid(f"{path.name} is damaged: {entry}: {error}") from error
 
 
 def _archive(file: zipfile.ZipFile, path: Path, model: str) -> Archive:
@@ -163,7 +161,7 @@ def _not_an_archive(path: Path) -> str:
 
 def _wrong(path: Path, model: str, what: str, more: str = "") -> InferenceError:
     hint = f"; {HOW_TO_EXPORT}" + (f"; {more}" if more else "")
-    return InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {path.name} {what}{hint}")
+    return invalid(f"model '{model}': {path.name} {what}{hint}")
 
 
 @dataclass(frozen=True, slots=True)

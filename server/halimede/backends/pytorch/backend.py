@@ -28,7 +28,7 @@ from halimede.core.config.autocomplete import Scalars
 from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def _run_before_requests(
         if is_compiled:
             text = f"model '{clip(config.name)}': torch.compile failed: {clip(cause_of(error))}"
             hint = "; compiling needs a C++ compiler; TORCH_COMPILE 'false' serves the model without it"
-            raise InferenceError(ErrorCode.INTERNAL, text + hint) from error
+            raise internal(text + hint) from error
         log.info(
             "model '%s' is not run before the first request: it does not take zeros: %s", config.name, cause_of(error)
         )

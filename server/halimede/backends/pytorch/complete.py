@@ -16,7 +16,7 @@ from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
-from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes
+from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
 from halimede.core.config.autocomplete import (
     ModelSignature,
@@ -26,10 +26,10 @@ from halimede.core.config.autocomplete import (
     is_complete,
     is_given,
 )
-from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.model_config import ModelConfig, inner_dims
 from halimede.core.config.sequence_tensors import model_inputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError
+from halimede.core.types.error import clip, invalid
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _run_signature(config: ModelConfig, files: ModelFiles) -> ModelSignature:
     program.bind(input_order(config, config.name, program.arguments))
     first = (-1,) if config.max_batch_size > 0 else ()
     inputs = tuple(
-        TensorSignature(each.name, each.data_type, (*first, *dims_of(each))) for each in model_inputs(config)
+        TensorSignature(each.name, each.data_type, (*first, *inner_dims(each))) for each in model_inputs(config)
     )
     return ModelSignature(inputs, _outputs(config, files, program, shapes, _positions(config, results)))
 
@@ -184,11 +184,10 @@ def _outputs(
 
 def _no_outputs(config: ModelConfig, files: ModelFiles, why: str) -> InferenceError:
     names = [each.name for each in config.output] or ["OUTPUT__0"]
-    text = (
+    return invalid(
         f"model '{clip(config.name)}': the outputs of {files.path.name} cannot be found by a run with zeros: "
         f"{clip(why)}; write in config.pbtxt: output [ {_example(names)} ], with the right datatypes and dims"
     )
-    return InferenceError(ErrorCode.INVALID_ARG, text)
 
 
 def _names_of(arguments: Sequence[Argument]) -> list[str]:
@@ -199,10 +198,9 @@ def _names_of(arguments: Sequence[Argument]) -> list[str]:
 
 def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) -> InferenceError:
     hint = "; files of torch.jit.trace and torch.export say them" if files.form is Form.SCRIPT else ""
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"model '{clip(config.name)}': {files.path.name} does not say the datatypes and dims of its inputs; write in "
-        f"config.pbtxt: input [ {_example(names)} ], with the right datatypes and dims{hint}",
+        f"config.pbtxt: input [ {_example(names)} ], with the right datatypes and dims{hint}"
     )
 
 

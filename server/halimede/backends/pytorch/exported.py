@@ -8,8 +8,8 @@ from typing import Any
 
 from halimede.backends.pytorch.tree import argument_paths, result_paths
 from halimede.core.config.autocomplete import TensorSignature
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, invalid
 
 DATATYPES: Mapping[int, DataType] = {
     1: DataType.UINT8,
@@ -74,7 +74,7 @@ def read_exported(document: bytes, model: str) -> ExportedSignature:
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         text = f"model '{clip(model)}': the signature of the exported program cannot be read: {type(error).__name__}: "
         hint = "; export it again with the PyTorch that is installed here"
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{text}{clip(str(error))}{hint}") from error
+        raise invalid(f"{text}{clip(str(error))}{hint}") from error
 
 
 def _read(program: Any, model: str) -> ExportedSignature:  # Any: JSON
@@ -102,7 +102,7 @@ def _tensors(
         elif any(key.startswith("as_sym") or key == "as_custom_obj" for key in argument):
             (kind,) = argument
             text = f"model '{clip(model)}': {path} is {kind.removeprefix('as_')}, and only tensors can be passed"
-            raise InferenceError(ErrorCode.INVALID_ARG, f"{text}; make it a tensor or a constant, and export again")
+            raise invalid(f"{text}; make it a tensor or a constant, and export again")
     return tuple(found)
 
 
@@ -110,7 +110,7 @@ def _tensor(value: Any, path: str, name: str, ranges: Any, model: str) -> Export
     datatype = DATATYPES.get(value["dtype"])
     if datatype is None:
         text = f"model '{clip(model)}': {path} has a datatype of PyTorch ({value['dtype']}) that no request can carry"
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{text}; convert it inside the model")
+        raise invalid(f"{text}; convert it inside the model")
     return ExportedTensor(path, datatype, tuple(_dimension(size, ranges) for size in value["sizes"]), name)
 
 

@@ -14,7 +14,7 @@ from halimede.backends.read_memory import limited_memory
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.repository.file_kinds import FileKind
 from halimede.core.repository.model_files import pickle_refusal
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable, unsupported
 
 PYTHON_RUNTIME = "model.py"
 MOST_SOURCE_BYTES = 64 << 20
@@ -45,9 +45,7 @@ def find_files(config: ModelConfig, source: ModelSource) -> ModelFiles:
             weights = code.with_suffix(".pt")
             return ModelFiles(Form.MODULE, code, weights=weights if weights.is_file() else None)
     if not path.is_file():
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"
-        )
+        raise unavailable(f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}")
     with limited_memory("pytorch", source, path):
         return _read_files(path, source)
 
@@ -58,7 +56,7 @@ def _read_files(path: Path, source: ModelSource) -> ModelFiles:
         # The server has looked at the file, but a worker that starts later may find another one in its place. The
         # readers of the other forms call no Python function, whatever the file is.
         problem = pickle_refusal("pytorch", path.name, f"contains pickles: it is {FileKind.TORCH_EXPORT.value}")
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{source.name}': {problem}")
+        raise unsupported(f"model '{source.name}': {problem}")
     exported = None
     if archive.program:
         exported = read_exported(read_entry(path, archive.program, MOST_DOCUMENT_BYTES), source.name)

@@ -17,7 +17,7 @@ from halimede.backends.pytorch.transfer import Transfer
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class TorchInstance:
             found = self._compute(inputs, list(self._positions), RunContext([""], [rows], []))
         problems = [problem for name, array in found.items() if (problem := self._problem(name, array, rows))]
         if problems:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(self._model)}': {'; '.join(problems)}")
+            raise invalid(f"model '{clip(self._model)}': {'; '.join(problems)}")
 
     def close(self) -> None:
         self._program = None
@@ -107,7 +107,7 @@ class TorchInstance:
         if is_out_of_memory(error):
             # Memory that PyTorch keeps for later batches; others may need it, and this instance in larger pieces.
             runtime().cuda.empty_cache()
-        return InferenceError(ErrorCode.INTERNAL, text)
+        return internal(text)
 
 
 def is_out_of_memory(error: Exception) -> bool:

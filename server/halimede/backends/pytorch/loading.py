@@ -20,18 +20,12 @@ from halimede.backends.pytorch.naming import (
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.backends.pytorch.program import ExportedProgram, PackageProgram, Program
 from halimede.backends.pytorch.script import ScriptProgram
-from halimede.core.config.autocomplete import (
-    ModelSignature,
-    Scalars,
-    TensorSignature,
-    check_signature,
-    find_scalars,
-)
+from halimede.core.config.autocomplete import ModelSignature, Scalars, TensorSignature, check_signature, find_scalars
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, hidden_outputs, model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError
+from halimede.core.types.error import clip, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +91,7 @@ def paths_of(files: ModelFiles, model: str) -> Paths:
     if files.package is None:
         text = f"model '{clip(model)}': the AOTInductor package in {files.path.name} does not say its arguments"
         hint = "; compile it again with the PyTorch that is installed here"
-        raise InferenceError(ErrorCode.INVALID_ARG, text + hint)
+        raise invalid(text + hint)
     package = files.package
     nameless = ("",) * len(package.input_paths)
     return Paths(package.input_paths, package.output_paths, package.inputs, None, nameless)
@@ -122,7 +116,7 @@ def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> Scalar
     if bounds:
         problems.append(bounds)
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+        raise invalid("; ".join(problems))
     return find_scalars(config, signature)
 
 
@@ -172,16 +166,13 @@ def input_order(config: ModelConfig, model: str, arguments: Sequence[Argument]) 
         dims = each.dims if each.reshape is None else each.reshape.shape
         if is_text and (tuple(dims) != (1,) if config.max_batch_size > 0 else len(dims) != 1):
             text = f"model '{clip(model)}': input '{clip(each.name)}' is a list of strings, which has one dimension; "
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                text + ("write dims: [ 1 ]" if config.max_batch_size > 0 else "write dims: [ -1 ]"),
-            )
+            raise invalid(text + ("write dims: [ 1 ]" if config.max_batch_size > 0 else "write dims: [ -1 ]"))
     return positions
 
 
 def _wrong_kind(model: str, name: str, datatype: DataType, kind: ArgumentKind) -> InferenceError:
     text = f"model '{clip(model)}': input '{clip(name)}' is {datatype.config_name}, and the model takes {kind.value}"
-    return InferenceError(ErrorCode.INVALID_ARG, text)
+    return invalid(text)
 
 
 def output_order(config: ModelConfig, model: str, results: Results) -> dict[str, int | str]:

@@ -12,8 +12,8 @@ from typing import Any
 from halimede.backends.pytorch.naming import Argument, ArgumentKind
 from halimede.backends.pytorch.runtime import runtime
 from halimede.backends.pytorch.script import Call, cause_of
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, internal, invalid
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ def _module_class(path: Path, model: str) -> Any:
         if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == name
     }
     if not own:
-        text = f"model '{clip(model)}': {path.name} has no class derived from torch.nn.Module"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"model '{clip(model)}': {path.name} has no class derived from torch.nn.Module")
     fitting = [key for key, value in own.items() if _needs_nothing(value)] or list(own)
     if len(fitting) > 1:
         log.warning("model '%s': %s has the classes %s; '%s' is served", model, path.name, ", ".join(own), fitting[0])
@@ -119,17 +118,16 @@ def _load_weights(module: Any, weights: Path, model: str) -> None:
     except Exception as error:
         text = f"model '{clip(model)}': {weights.name} has no plain weights: {clip(cause_of(error))}"
         hint = "; write it by torch.save(model.state_dict(), path)"
-        raise InferenceError(ErrorCode.INVALID_ARG, text + hint) from error
+        raise invalid(text + hint) from error
     if not isinstance(found, Mapping):
         text = f"model '{clip(model)}': {weights.name} has a {type(found).__name__} and not the weights of a module"
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{text}; write it by torch.save(model.state_dict(), path)")
+        raise invalid(f"{text}; write it by torch.save(model.state_dict(), path)")
     try:
         module.load_state_dict(found)
     except RuntimeError as error:
         text = f"model '{clip(model)}': the weights in {weights.name} do not fit {type(module).__name__}: "
-        raise InferenceError(ErrorCode.INVALID_ARG, text + clip(" ".join(str(error).split()))) from error
+        raise invalid(text + clip(" ".join(str(error).split()))) from error
 
 
 def _failed(model: str, what: str, error: BaseException) -> InferenceError:
-    text = f"model '{clip(model)}': {what}: {type(error).__name__}: {clip(str(error))}"
-    return InferenceError(ErrorCode.INTERNAL, text)
+    return internal(f"model '{clip(model)}': {what}: {type(error).__name__}: {clip(str(error))}")

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 _KEY = re.compile(r".*\[([^]]+)\]", re.DOTALL)
 _INDEXED = re.compile(r".*__([0-9]{1,4})", re.DOTALL)
@@ -79,7 +78,7 @@ def bind_inputs(
     elif all(index is not None for index in indices):
         bound = {name: index for name, index in zip(names, indices, strict=True) if index is not None}
     elif not has_order:
-        raise _invalid(
+        raise invalid(
             f"{called} has inputs that the server adds (of sequences or batches), so the order of its inputs does not "
             f"say which is which; name each input as an argument of forward ({_listed(positions)}), or <name>__<index>"
         )
@@ -87,7 +86,7 @@ def bind_inputs(
         bound = {name: at for at, name in enumerate(names)}
         moved = [name for name, at in bound.items() if positions.get(name, at) != at]
         if moved:
-            raise _invalid(
+            raise invalid(
                 f"{called}: some of its inputs ({_listed(names)}) have names of forward's arguments "
                 f"({_listed(positions)}) and others do not, and '{clip(moved[0])}' is at another position; name all so"
             )
@@ -101,29 +100,29 @@ def _checked(
     by_position: dict[int, str] = {}
     for name, at in bound.items():
         if at >= len(arguments):
-            raise _invalid(
+            raise invalid(
                 f"{called}: forward has {_arguments(arguments)}, and input '{clip(name)}' would be its argument "
                 f"{at + 1}"
             )
         if at in by_position:
-            raise _invalid(
+            raise invalid(
                 f"{called}: inputs '{clip(by_position[at])}' and '{clip(name)}' are the same argument of forward"
             )
         by_position[at] = name
         argument = arguments[at]
         if argument.kind in (ArgumentKind.DICT, ArgumentKind.OTHER):
-            raise _invalid(
+            raise invalid(
                 f"{called}: argument '{clip(argument.name)}' of forward is of type {clip(argument.type_name)}, and an "
                 "input can only be a tensor or a list of strings"
             )
         if name in optional and not argument.optional:
-            raise _invalid(
+            raise invalid(
                 f"{called}: input '{clip(name)}' is optional, but argument '{clip(argument.name)}' of forward has no "
                 "default"
             )
     missing = [each.name for at, each in enumerate(arguments) if at not in by_position and not each.optional]
     if missing:
-        raise _invalid(
+        raise invalid(
             f"{called}: forward has {_arguments(arguments)}, and no input in the configuration is "
             f"'{clip(missing[0])}'; name the inputs as its arguments, or <name>__<index>, or list them in its order"
         )
@@ -136,7 +135,7 @@ def bind_outputs(model: str, names: Sequence[str], results: Results, *, has_orde
     if results.by_name:
         unknown = [name for name in names if results.names is not None and name not in results.names]
         if unknown:
-            raise _invalid(
+            raise invalid(
                 f"{called} has no output '{clip(unknown[0])}'; forward returns the names {_listed(results.names or ())}"
             )
         return {name: name for name in names}
@@ -145,7 +144,7 @@ def bind_outputs(model: str, names: Sequence[str], results: Results, *, has_orde
     if all(index is not None for index in indices):
         bound = {name: index for name, index in zip(names, indices, strict=True) if index is not None}
     elif not has_order and len(names) > 1:
-        raise _invalid(
+        raise invalid(
             f"{called} has states, so the order of its outputs does not say which is which; name them <name>__<index>"
         )
     else:
@@ -153,7 +152,7 @@ def bind_outputs(model: str, names: Sequence[str], results: Results, *, has_orde
     if results.count is not None:
         beyond = [name for name, at in bound.items() if isinstance(at, int) and at >= results.count]
         if beyond:
-            raise _invalid(
+            raise invalid(
                 f"{called}: forward returns {_count(results.count, 'result')}, and output '{clip(beyond[0])}' would be "
                 f"number {int(bound[beyond[0]]) + 1}"
             )
@@ -192,17 +191,17 @@ def bind_paths(
         if at is None or at >= len(paths):
             example = f"{kind.upper()}__0"
             last = f" to {kind.upper()}__{len(paths) - 1}" if len(paths) > 1 else ""
-            raise _invalid(
+            raise invalid(
                 f"{called} has no {kind} '{clip(name)}'; its {kind}s are {_listed(own)}, in order {example}{last}, or "
                 f"by structure {_listed(paths)}"
             )
         if at in bound.values():
             twin = next(other for other, position in bound.items() if position == at)
-            raise _invalid(f"{called}: {kind}s '{clip(twin)}' and '{clip(name)}' are the same tensor ({paths[at]})")
+            raise invalid(f"{called}: {kind}s '{clip(twin)}' and '{clip(name)}' are the same tensor ({paths[at]})")
         bound[name] = at
     missing = [path for at, path in enumerate(paths) if at not in bound.values()]
     if needed and missing:
-        raise _invalid(f"{called}: no {kind} in the configuration is {clip(missing[0])} of the model file")
+        raise invalid(f"{called}: no {kind} in the configuration is {clip(missing[0])} of the model file")
     return bound
 
 
@@ -217,7 +216,3 @@ def _count(count: int, what: str) -> str:
 
 def _listed(names: Sequence[str] | Mapping[str, int]) -> str:
     return clip(", ".join(names))
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, message)

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from halimede.backends.pytorch.exported import ExportedTensor
 from halimede.backends.pytorch.runtime import runtime
 from halimede.backends.pytorch.sizes import SizeCheck
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 MOST_SHAPES = 1024
 """Shapes of batches that are remembered as checked by an exported program."""
@@ -98,7 +97,7 @@ class ExportedProgram:
         except AssertionError as error:
             # A guard: the sizes of the client do not fit.
             text = f"model '{clip(self._model)}': its exported program refuses the shapes: {clip(str(error))}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+            raise invalid(text) from error
         if len(self.checked) < MOST_SHAPES:
             self.checked.add(shapes)
         return pytree.tree_flatten(result)[0]
@@ -156,10 +155,9 @@ class PackageProgram:
         compiled_for = str(loader.load_metadata_from_package(str(path), name).get("AOTI_DEVICE_KEY", ""))
         if device is not None and compiled_for not in ("", device.type):
             kind = "KIND_GPU" if compiled_for == "cuda" else "KIND_CPU"
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"model '{clip(model)}': the package was compiled for '{compiled_for}', and its instance runs on "
-                f"'{device.type}'; write instance_group [ {{ kind: {kind} }} ], or compile it for '{device.type}'",
+                f"'{device.type}'; write instance_group [ {{ kind: {kind} }} ], or compile it for '{device.type}'"
             )
         self.device = device if device is not None else torch.device(compiled_for or "cpu")
         index = -1 if self.device.type == "cpu" else self.device.index or 0

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal
 
 
 def pick(result: Any, positions: Mapping[str, int | str], wanted: Sequence[str]) -> dict[str, Any]:
@@ -16,7 +15,7 @@ def pick(result: Any, positions: Mapping[str, int | str], wanted: Sequence[str])
         missing = [name for name in wanted if name not in result]
         if missing:
             keys = clip(", ".join(map(str, result)))
-            raise _internal(f"the model returned no '{clip(missing[0])}'; the keys that it returned are {keys}")
+            raise internal(f"the model returned no '{clip(missing[0])}'; the keys that it returned are {keys}")
         return {name: result[name] for name in wanted}
     fields = getattr(result, "_fields", ())
     if fields and all(name in fields for name in positions):
@@ -26,7 +25,7 @@ def pick(result: Any, positions: Mapping[str, int | str], wanted: Sequence[str])
     for name in wanted:
         at = positions[name]
         if not isinstance(at, int) or at >= len(results):
-            raise _internal(
+            raise internal(
                 f"output '{clip(name)}' is {f'number {at + 1}' if isinstance(at, int) else 'a key'} of the model's "
                 f"results, and it returned {len(results)}"
             )
@@ -47,7 +46,3 @@ def names_of(result: Any) -> tuple[str, ...]:
         return tuple(map(str, result))
     fields = getattr(result, "_fields", ())
     return tuple(fields) or tuple(f"OUTPUT__{at}" for at in range(len(as_sequence(result))))
-
-
-def _internal(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INTERNAL, message)

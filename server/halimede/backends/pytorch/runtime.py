@@ -11,7 +11,7 @@ import numpy as np
 
 from halimede.backends.extras import install_extra
 from halimede.backends.pytorch.options import TorchOptions
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, unsupported
 
 DTYPES = {
     DataType.BOOL: "bool",
@@ -51,9 +51,7 @@ def runtime() -> Any:  # Any: torch's own types would make mypy read all of torc
     try:
         import torch
     except ImportError as error:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"torch cannot be imported ({error}); {install_extra('torch')}"
-        ) from error
+        raise unsupported(f"torch cannot be imported ({error}); {install_extra('torch')}") from error
     with warnings.catch_warnings():
         # The warning comes once per process, and then never again: inputs are read-only arrays, and a model that may
         # write to them gets copies of those that are used again.

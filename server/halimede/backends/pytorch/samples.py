@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from halimede.backends.pytorch.exported import ExportedTensor
 from halimede.core.config.autocomplete import is_given
 from halimede.core.config.made_inputs import made_inputs
-from halimede.core.config.model_config import ModelConfig, ModelInput
+from halimede.core.config.model_config import ModelConfig, inner_dims
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType
 
@@ -34,7 +34,8 @@ def configured_shapes(config: ModelConfig, rows: int, size: int = ANY_SIZE) -> S
         return None
     first = (rows,) if config.max_batch_size > 0 else ()
     return {
-        each.name: (each.data_type, (*first, *(size if dim == -1 else dim for dim in dims_of(each)))) for each in inputs
+        each.name: (each.data_type, (*first, *(size if dim == -1 else dim for dim in inner_dims(each))))
+        for each in inputs
     }
 
 
@@ -64,8 +65,3 @@ def zeros(shapes: Shapes) -> dict[str, NDArray[Any]] | None:
         name: np.full(shape, b"", object) if datatype is DataType.BYTES else np.zeros(shape, datatype.dtype)
         for name, (datatype, shape) in shapes.items()
     }
-
-
-def dims_of(tensor: ModelInput) -> tuple[int, ...]:
-    """The dimensions in which the model gets it."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape

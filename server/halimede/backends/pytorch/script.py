@@ -8,8 +8,7 @@ from typing import Any
 
 from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results
 from halimede.backends.pytorch.runtime import runtime
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +34,9 @@ class ScriptProgram:
                 self.module = torch.jit.load(str(path), map_location=device)
         except Exception as error:
             text = f"model '{clip(model)}': {path.name} cannot be loaded as TorchScript: {cause_of(error)}"
-            raise InferenceError(ErrorCode.INTERNAL, text) from error
+            raise internal(text) from error
         if not hasattr(self.module, "forward"):
-            text = f"model '{clip(model)}': the TorchScript module in {path.name} has no method forward"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(f"model '{clip(model)}': the TorchScript module in {path.name} has no method forward")
         if getattr(self.module, "training", False):
             note = "model '%s': %s was saved in training mode (dropout, batch norm); save it after model.eval()"
             log.warning(note, model, path.name)
@@ -128,10 +126,9 @@ def _results(module: Any, returns: Sequence[Any], model: str) -> Results:
             return Results()
         case "DictType":
             return Results(by_name=True, names=_keys(module))
-    raise InferenceError(
-        ErrorCode.INVALID_ARG,
+    raise invalid(
         f"model '{clip(model)}': forward returns {clip(str(kind))}; it must return a tensor, a tuple or list of "
-        "tensors, a dictionary of tensors by name, or a list of strings",
+        "tensors, a dictionary of tensors by name, or a list of strings"
     )
 
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from halimede.backends.pytorch.exported import ExportedTensor
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,15 @@ class SizeCheck:
             size = shapes[dim.at][dim.axis]
             if size < dim.least or (dim.most is not None and size > dim.most):
                 bounds = f"at least {dim.least}" if dim.most is None or size < dim.least else f"at most {dim.most}"
-                raise _invalid(f"{_dimension(dim)} is {size}; the model takes {bounds}")
+                raise invalid(f"{_dimension(dim)} is {size}; the model takes {bounds}")
             if not dim.symbol:
                 continue
             known, other = sizes.setdefault(dim.symbol, (size, dim))
             if known != size:
-                raise _invalid(
+                raise invalid(
                     f"{_dimension(dim)} is {size}, and {_dimension(other)} is {known}; the model needs equal sizes"
                 )
 
 
 def _dimension(dim: _Dim) -> str:
     return f"dimension {dim.axis} of input '{clip(dim.name)}'"
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, message)

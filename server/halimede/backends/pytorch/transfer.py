@@ -12,8 +12,8 @@ from halimede.backends.pytorch.runtime import datatype_of, runtime
 from halimede.backends.texts import decode_texts
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, model_inputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, internal
 
 
 class Transfer:
@@ -94,10 +94,10 @@ class Transfer:
         """The array of a tensor that has to be converted."""
         torch = runtime()
         if value.layout != torch.strided or value.is_quantized:
-            raise _internal(f"output '{name}': the model returned a tensor of layout {value.layout}; make it dense")
+            raise internal(f"output '{name}': the model returned a tensor of layout {value.layout}; make it dense")
         datatype = datatype_of(value.dtype)
         if datatype is None:
-            raise _internal(f"output '{name}': the model returned {value.dtype}, which no answer can carry")
+            raise internal(f"output '{name}': the model returned {value.dtype}, which no answer can carry")
         tensor = value.detach().resolve_conj().resolve_neg().cpu()
         array: NDArray[Any] = (tensor.view(torch.uint16) if datatype is DataType.BF16 else tensor).numpy()
         return array
@@ -105,11 +105,7 @@ class Transfer:
     def _texts(self, name: str, value: Any) -> NDArray[Any]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
             kind = type(value).__name__
-            raise _internal(f"output '{name}': the model returned a {clip(kind)}, not a tensor or a list of strings")
+            raise internal(f"output '{name}': the model returned a {clip(kind)}, not a tensor or a list of strings")
         texts = np.empty(len(value), dtype=object)
         texts[:] = value
         return texts.reshape(-1, 1) if self._batches else texts
-
-
-def _internal(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INTERNAL, message)

@@ -36,7 +36,7 @@ from halimede.core.config.autocomplete import batch_size_setting, complete, find
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import ErrorCode, InferenceError, Placement
+from halimede.core.types import Placement, internal
 
 log = logging.getLogger(__name__)
 
@@ -219,8 +219,7 @@ def _check_device(session: Any, placement: Placement) -> None:
     """INTERNAL if an instance for a GPU would run on the CPU, because TensorFlow cannot open the device."""
     if placement.kind != "GPU" or any(device.device_type == "GPU" for device in session.list_devices()):
         return
-    raise InferenceError(
-        ErrorCode.INTERNAL,
+    raise internal(
         f"instance '{placement.name}' is of KIND_GPU, and TensorFlow {runtime().version} cannot open its GPU: "
-        "the driver or its libraries are missing, or do not fit it",
+        "the driver or its libraries are missing, or do not fit it"
     )

@@ -10,8 +10,8 @@ from typing import TypeVar
 from halimede.backends.api import ModelSource
 from halimede.backends.tensorflow.model_file import FrozenGraph, MetaGraph, read_frozen_graph, read_saved_model
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, internal, invalid, unavailable
 
 GRAPHDEF = "tensorflow_graphdef"
 
@@ -61,7 +61,7 @@ def _read(source: ModelSource, path: Path, read: Callable[[Path], _T], what: str
     except ValueError as error:
         raise _wrong(source, f"'{path}' is not a {what}, or is cut off: {error}") from error
     except OSError as error:
-        raise InferenceError(ErrorCode.INTERNAL, f"'{path}' cannot be read: {error.strerror or error}") from error
+        raise internal(f"'{path}' cannot be read: {error.strerror or error}") from error
     if not (found.nodes if isinstance(found, FrozenGraph) else found):
         raise _wrong(source, f"'{path}' is not a {what}: it has no graph")
     return found
@@ -79,7 +79,7 @@ def _absent(source: ModelSource) -> InferenceError:
                 (each for each in sorted(islice(folder.iterdir(), 100)) if each.suffix in (".keras", ".h5")), None
             )
             text += f": {_keras_text(keras) if keras and _keras_text(keras) else f'there is {_listing(folder)}'}"
-    return InferenceError(ErrorCode.UNAVAILABLE, text)
+    return unavailable(text)
 
 
 def _keras_text(path: Path) -> str:
@@ -105,4 +105,4 @@ def _listing(folder: Path) -> str:
 
 
 def _wrong(source: ModelSource, text: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(source.name)}': {text}")
+    return invalid(f"model '{clip(source.name)}': {text}")

@@ -13,7 +13,7 @@ from halimede.backends.tensorflow.session import as_inference_errors, error_text
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, internal
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class TensorFlowInstance:
         try:
             values = self._callable(given, tuple(outputs))(*arrays)
         except Exception as error:
-            raise InferenceError(ErrorCode.INTERNAL, f"TensorFlow error {error_text(error)}") from error
+            raise internal(f"TensorFlow error {error_text(error)}") from error
         return {name: self._fetched(name, value, arrays) for name, value in zip(outputs, values, strict=True)}
 
     def prepare(self, config: ModelConfig, model: str, scalars: Collection[str]) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 from halimede.backends.extras import install_extra
 from halimede.backends.tensorflow.options import TensorFlowOptions
 from halimede.backends.tensorflow.threads import SessionThreads
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, internal, invalid, unavailable, unsupported
 
 TEXT_LIMIT = 1024
 
@@ -69,10 +69,9 @@ def runtime() -> Runtime:
             version=import_module("tensorflow.python.framework.versions").VERSION,
         )
     except ImportError as error:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
             f"tensorflow cannot be imported ({error}); {install_extra('tensorflow')}; "
-            "for GPUs install tensorflow[and-cuda]",
+            "for GPUs install tensorflow[and-cuda]"
         ) from error
 
 
@@ -110,7 +109,7 @@ def load_libraries(names: Sequence[str], folders: Sequence[Path], model: str) ->
         if found is None:
             looked = ", ".join(f"'{path}'" for path in dict.fromkeys(paths))
             text = f"model '{clip(model)}': there is no operation library '{clip(name)}': looked for {looked}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(text)
         with as_inference_errors(f"model '{clip(model)}': operation library '{found}' cannot be loaded"):
             runtime().libraries.load_op_library(str(found.resolve()))
 
@@ -177,17 +176,16 @@ def run_init_ops(session: Any, file: str, folders: Sequence[Path], model: str) -
     found = next((folder / file for folder in folders if (folder / file).is_file()), None)
     if found is None:
         looked = ", ".join(f"'{folder / file}'" for folder in folders)
-        text = (
+        raise unavailable(
             f"model '{clip(model)}': there is no file '{clip(file)}' (parameter TF_INIT_OPS_FILE): looked for {looked}"
         )
-        raise InferenceError(ErrorCode.UNAVAILABLE, text)
     try:
         names = json.loads(found.read_bytes())["init_ops"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("init_ops is not a list of names")
     except (ValueError, KeyError, TypeError) as error:
         text = f"model '{clip(model)}': '{found}' must be JSON like {{\"init_ops\": [\"init\"]}}: {error!r}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(text) from error
     with as_inference_errors(f"model '{clip(model)}': the operations of '{found}' failed"):
         for name in names:
             session.run(session.graph.get_operation_by_name(name))
@@ -201,7 +199,7 @@ def as_inference_errors(what: str) -> Iterator[None]:
     except InferenceError:
         raise
     except Exception as error:
-        raise InferenceError(ErrorCode.INTERNAL, f"{what}: {error_text(error)}") from error
+        raise internal(f"{what}: {error_text(error)}") from error
 
 
 def error_text(error: Exception) -> str:
@@ -238,8 +236,7 @@ def _check_operations(graphs: Iterable[Any], model: str) -> None:
     if missing:
         listed = ", ".join(f"'{name}'" for name in islice(missing, 10))
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{clip(model)}': TensorFlow {tf.version} has no operation {listed}{more}; name the library that "
-            'has it in model_operations { op_library_filename: "..." }',
+            'has it in model_operations { op_library_filename: "..." }'
         )

@@ -7,8 +7,8 @@ from halimede.core.config.autocomplete import ModelSignature, TensorSignature, c
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, invalid
 
 DEFAULT_TAG, DEFAULT_SIGNATURE = "serve", "serving_default"
 
@@ -45,10 +45,9 @@ def choose_graph(graphs: Sequence[MetaGraph], wanted: str, model: str) -> MetaGr
         return found[0]
     there = "; ".join(f"'{','.join(each.tags)}'" for each in graphs) or "none"
     problem = "several graphs have" if found else "no graph has"
-    raise InferenceError(
-        ErrorCode.INVALID_ARG,
+    raise invalid(
         f"model '{clip(model)}': {problem} the tag '{clip(wanted or DEFAULT_TAG)}' (parameter TF_GRAPH_TAG); the "
-        f"tags of the SavedModel's graphs are {clip(there)}",
+        f"tags of the SavedModel's graphs are {clip(there)}"
     )
 
 
@@ -63,9 +62,8 @@ def choose_signature(graph: MetaGraph, wanted: str, model: str) -> Signature:
         if names
         else "it has none: give `signatures=` to tf.saved_model.save, or use the `export` method of a Keras model"
     )
-    raise InferenceError(
-        ErrorCode.INVALID_ARG,
-        f"model '{clip(model)}': the SavedModel has no signature '{clip(name)}' (parameter TF_SIGNATURE_DEF); {hint}",
+    raise invalid(
+        f"model '{clip(model)}': the SavedModel has no signature '{clip(name)}' (parameter TF_SIGNATURE_DEF); {hint}"
     )
 
 
@@ -124,7 +122,7 @@ def check_tensors(config: ModelConfig, signature: ModelSignature, placeholders: 
         if name in optional
     ]
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+        raise invalid("; ".join(problems))
 
 
 def _tensors(tensors: Iterable[FileTensor], config: ModelConfig) -> tuple[TensorSignature, ...]:
@@ -133,9 +131,8 @@ def _tensors(tensors: Iterable[FileTensor], config: ModelConfig) -> tuple[Tensor
 
 def _tensor(tensor: FileTensor, config: ModelConfig) -> TensorSignature:
     if problem := _problem(tensor):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"model '{clip(config.name)}': '{clip(tensor.name)}' is {problem}, and the protocol has no datatype for it",
+        raise invalid(
+            f"model '{clip(config.name)}': '{clip(tensor.name)}' is {problem}, and the protocol has no datatype for it"
         )
     return TensorSignature(tensor.name, DATATYPES[tensor.number], tensor.shape)
 

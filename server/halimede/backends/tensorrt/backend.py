@@ -23,8 +23,8 @@ from halimede.backends.tensorrt.profiles import read_indices
 from halimede.backends.tensorrt.signature import check_engine, complete_config, usable_profiles
 from halimede.core.config.autocomplete import find_scalars, is_complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
-from halimede.core.types.error import clip
+from halimede.core.types import Device, DeviceKind, InferenceError, Placement
+from halimede.core.types.error import clip, invalid
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +134,7 @@ def _check_config(config: ModelConfig, model: str) -> ModelOptions:
 
 
 def _gpu_only(model: str, instance: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"model '{clip(model)}': TensorRT backend supports only GPU device, and '{clip(instance)}' is not on one: use "
-        "instance_group { kind: KIND_GPU } on a server that has a GPU",
+        "instance_group { kind: KIND_GPU } on a server that has a GPU"
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.config.model_config import ModelPriority
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, unsupported
 
 _LEAST_BYTES = 256
 """Blocks have at least this size, because TensorRT wants an address for an empty tensor too."""
@@ -105,7 +105,7 @@ class Cuda:
         if name in _FATAL:
             self.lost = reason
         if is_absent:
-            return InferenceError(ErrorCode.UNSUPPORTED, f"TensorRT backend supports only GPU device; {reason}")
+            return unsupported(f"TensorRT backend supports only GPU device; {reason}")
         return InferenceError(ErrorCode.UNAVAILABLE if is_memory else ErrorCode.INTERNAL, reason)
 
 

@@ -11,7 +11,7 @@ from halimede.backends.tensorrt.options import BackendOptions
 from halimede.backends.tensorrt.plan_file import HEADER_BYTES, read_header, version_hint
 from halimede.backends.tensorrt.profiles import Profile, Shape
 from halimede.backends.tensorrt.signature import EngineSignature, read_signature
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal, invalid, unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ def open_engine(libraries: Libraries, path: Path, model: str, options: BackendOp
     except (RuntimeError, TypeError) as error:
         # A runtime that cannot start, as without a device, is a null pointer for the binding.
         reason = f"{libraries.errors.text()} ({error})"
-        raise InferenceError(ErrorCode.INTERNAL, f"model '{model}': TensorRT cannot start: {reason}") from error
+        raise internal(f"model '{model}': TensorRT cannot start: {reason}") from error
     if engine is None:
         reason, hint = libraries.errors.text(), version_hint(made_by, str(trt.__version__))
-        raise InferenceError(ErrorCode.INTERNAL, f"model '{model}': TensorRT cannot load '{path}': {reason}{hint}")
+        raise internal(f"model '{model}': TensorRT cannot load '{path}': {reason}{hint}")
     return Engine(libraries, runtime, engine, read_signature(trt, engine, model), model)
 
 
@@ -58,12 +58,9 @@ def _read(path: Path, model: str, most: int = -1) -> bytes:
         with path.open("rb") as file:
             return file.read(most)
     except FileNotFoundError as error:
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{model}'{_files_beside(path)}"
-        ) from error
+        raise unavailable(f"unable to find '{path}' for model '{model}'{_files_beside(path)}") from error
     except OSError as error:
-        text = f"model '{model}': '{path}' cannot be read: {error.strerror}"
-        raise InferenceError(ErrorCode.INTERNAL, text) from error
+        raise internal(f"model '{model}': '{path}' cannot be read: {error.strerror}") from error
 
 
 def _files_beside(path: Path) -> str:
@@ -78,8 +75,7 @@ def _files_beside(path: Path) -> str:
 def _check_header(head: bytes, path: Path, model: str) -> tuple[int, ...]:
     header = read_header(head)
     if header.problem:
-        text = f"model '{model}': '{path}' is not a TensorRT plan: {header.problem}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"model '{model}': '{path}' is not a TensorRT plan: {header.problem}")
     return header.version
 
 
@@ -92,10 +88,7 @@ def _open_plugins(libraries: Libraries, paths: Sequence[str]) -> None:
         except (RuntimeError, TypeError):
             handle = None
         if handle is None:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"--backend-config tensorrt,plugins: '{path}' cannot be opened: {libraries.errors.text()}",
-            )
+            raise invalid(f"--backend-config tensorrt,plugins: '{path}' cannot be opened: {libraries.errors.text()}")
         libraries.plugins.add(path)
 
 
@@ -111,8 +104,7 @@ class Execution:
         kind = getattr(engine.libraries.trt.ExecutionContextAllocationStrategy, strategy)
         self._context = engine.engine.create_execution_context(kind)
         if self._context is None:
-            text = f"no execution context for profile {profile.index}: {self._errors.text()}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(f"no execution context for profile {profile.index}: {self._errors.text()}")
         if not self._context.set_optimization_profile_async(profile.index, stream.handle):
             raise self._failure(f"profile {profile.index} cannot be selected")
         stream.wait()
@@ -157,4 +149,4 @@ class Execution:
             raise self._failure("the execution failed")
 
     def _failure(self, what: str) -> InferenceError:
-        return InferenceError(ErrorCode.INTERNAL, f"TensorRT: {what}: {self._errors.text()}")
+        return internal(f"TensorRT: {what}: {self._errors.text()}")

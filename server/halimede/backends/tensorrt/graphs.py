@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from halimede.backends.tensorrt.profiles import Profile, Shape, choose, explain
 from halimede.core.config.model_config import CudaGraphSpec, ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, invalid, unsupported
 
 MOST_GRAPHS = 1024
 MOST_BATCHES = 65_536
@@ -109,13 +109,12 @@ def _least_rows(config: ModelConfig, spec: CudaGraphSpec, where: str) -> int:
         text = f"batch_size is {bound.batch_size}, it must be from 1 to {spec.batch_size}"
         raise _wrong(config, f"{where}.graph_lower_bound.{text}")
     if any(name not in spec.input or spec.input[name].dim != each.dim for name, each in bound.input.items()):
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
             f"model '{clip(config.name)}': {where}.graph_lower_bound.input differs from its graph_spec, which is not "
-            "supported: only the batch may be smaller; add a graph_spec for each shape",
+            "supported: only the batch may be smaller; add a graph_spec for each shape"
         )
     return bound.batch_size
 
 
 def _wrong(config: ModelConfig, what: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(config.name)}': {what}")
+    return invalid(f"model '{clip(config.name)}': {what}")

@@ -18,7 +18,7 @@ from halimede.backends.tensorrt.graphs import GraphPlan, plan_graphs
 from halimede.backends.tensorrt.options import ModelOptions
 from halimede.backends.tensorrt.profiles import Profile, Shape, choose, explain
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, invalid
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,7 @@ class TensorRtInstance:
         for name, slot in self._inputs.items():
             array = inputs.get(name)
             if array is None:
-                text = f"input '{name}' is missing: a TensorRT engine needs all of its inputs"
-                raise InferenceError(ErrorCode.INVALID_ARG, text)
+                raise invalid(f"input '{name}' is missing: a TensorRT engine needs all of its inputs")
             dtype = slot.tensor.datatype.dtype
             arrays[name] = array if array.dtype == dtype else array.astype(dtype)
         return arrays
@@ -168,7 +167,7 @@ class TensorRtInstance:
         profile = choose(self._profiles, shapes, values)
         if profile is None:
             text = f"the request does not fit instance '{self._name}': {explain(self._profiles, shapes, values)}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(text)
         return profile
 
     def _try_reserve(self, execution: Execution) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from halimede.backends.extras import install_extra
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unsupported
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,8 @@ def installed() -> Libraries:
         import tensorrt  # type: ignore[import-not-found,import-untyped,unused-ignore]  # optional, without types
         from cuda.bindings import runtime  # type: ignore[import-untyped,unused-ignore]  # without types
     except (ImportError, OSError) as error:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
-            f"TensorRT cannot be imported ({error}), which needs an NVIDIA driver; {install_extra('tensorrt')}",
+        raise unsupported(
+            f"TensorRT cannot be imported ({error}), which needs an NVIDIA driver; {install_extra('tensorrt')}"
         ) from error
     check_version("cuda-bindings", str(cuda.bindings.__version__), OLDEST_CUDA)
     return join(tensorrt, runtime)
@@ -86,8 +85,7 @@ def check_version(package: str, version: str, oldest: tuple[int, ...]) -> None:
     numbers = [int(part) for part in re.findall(r"\d+", version)[: len(oldest)]]
     if tuple(numbers) < oldest:
         needed = ".".join(map(str, oldest))
-        text = f"{package} {version} is installed; {needed} or newer is needed"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        raise unsupported(f"{package} {version} is installed; {needed} or newer is needed")
 
 
 def join(trt: Any, cudart: Any) -> Libraries:

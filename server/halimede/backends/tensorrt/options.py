@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig, ModelPriority
 from halimede.core.config.parameters import BOOLEANS, number_setting, parameters_of
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, invalid, unsupported
 
 STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 STRATEGY = "execution_context_allocation_strategy"
@@ -69,17 +69,15 @@ def read_model_options(config: ModelConfig, model: str) -> ModelOptions:
     """The options in `config`; INVALID_ARG or UNSUPPORTED names the parameter."""
     parameters = parameters_of(config)
     if BOOLEANS.get(parameters.get(MULTI_DEVICE, "false").lower(), True):
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
             f"model '{clip(model)}': parameter '{MULTI_DEVICE}' is not supported: an engine runs on one GPU; remove "
-            "the parameter, or build one engine per GPU and join them in an ensemble",
+            "the parameter, or build one engine per GPU and join them in an ensemble"
         )
     strategy = parameters.get(STRATEGY, "") or "STATIC"
     if strategy not in STRATEGIES:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{clip(model)}': parameter '{STRATEGY}' is '{clip(strategy)}'; "
-            f"it must be one of {', '.join(STRATEGIES)}",
+            f"it must be one of {', '.join(STRATEGIES)}"
         )
     optimization = config.optimization
     if optimization is None:
@@ -104,4 +102,4 @@ def _flag(settings: Mapping[str, str], key: str) -> bool:
 
 
 def _wrong(key: str, text: str, expected: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"--backend-config tensorrt,{key}={clip(text)}: it must be {expected}")
+    return invalid(f"--backend-config tensorrt,{key}={clip(text)}: it must be {expected}")

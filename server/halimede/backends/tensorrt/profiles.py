@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from halimede.core.config.parameters import parse_number
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 Shape = tuple[int, ...]
 
@@ -104,10 +103,9 @@ def read_indices(texts: Sequence[str], count: int, instance: str) -> tuple[int, 
     for text in texts:
         index = parse_number(text, 0, count - 1)
         if index is None:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"instance '{clip(instance)}': profile '{clip(text)}' does not exist, the engine has {count} "
-                f"optimization profile{'s' * (count > 1)}: {'0' if count == 1 else f'0 to {count - 1}'}",
+                f"optimization profile{'s' * (count > 1)}: {'0' if count == 1 else f'0 to {count - 1}'}"
             )
         found[index] = None
     return tuple(found) or (0,)

@@ -8,8 +8,8 @@ from halimede.backends.tensorrt.profiles import Profile, Range, Shape, batch_pro
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.shape_tensors import MAX_VALUES, can_have_rows
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError
+from halimede.core.types.error import clip, invalid, unsupported
 
 DATATYPES = {
     "FLOAT": DataType.FP32,
@@ -106,8 +106,7 @@ def _range(three: Sequence[Sequence[int]]) -> Range:
 
 
 def _unsupported(model: str, kind: str, name: str, what: str) -> InferenceError:
-    text = f"model '{clip(model)}': {kind} '{clip(name)}' of the engine {what}"
-    return InferenceError(ErrorCode.UNSUPPORTED, text)
+    return unsupported(f"model '{clip(model)}': {kind} '{clip(name)}' of the engine {what}")
 
 
 def _aliased(engine: Any, name: str) -> str:
@@ -126,10 +125,9 @@ def complete_config(
     """
     most = signature.max_batch()
     if 0 < most < config.max_batch_size:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"autofill failed for model '{clip(config.name)}': configuration specified max-batch "
-            f"{config.max_batch_size} but TensorRT engine only supports max-batch {most}",
+            f"{config.max_batch_size} but TensorRT engine only supports max-batch {most}"
         )
     # Whether the first value of a shape tensor is the number of rows, only the author of the engine knows.
     usual = 0 if signature.has_shape_tensors else most
@@ -164,15 +162,12 @@ def check_engine(config: ModelConfig, signature: EngineSignature) -> None:
         if each.is_shape_tensor and config.max_batch_size > 0 and not can_have_rows(each.dims)
     ]
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+        raise invalid("; ".join(problems))
 
 
 def usable_profiles(config: ModelConfig, signature: EngineSignature, indices: tuple[int, ...]) -> tuple[Profile, ...]:
     """The profiles of an instance. INVALID_ARG if a batch of the configuration would fit none of them."""
     profiles = tuple(signature.profiles[index] for index in indices)
     if config.max_batch_size > 0 and signature.inputs and (problem := batch_problem(profiles, config.max_batch_size)):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"model '{clip(config.name)}': max_batch_size is {config.max_batch_size}, but {problem}",
-        )
+        raise invalid(f"model '{clip(config.name)}': max_batch_size is {config.max_batch_size}, but {problem}")
     return profiles

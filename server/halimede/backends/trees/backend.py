@@ -22,7 +22,7 @@ from halimede.backends.trees.signature import DEFAULT_MAX_BATCH_SIZE, checked_si
 from halimede.core.config.autocomplete import batch_size_setting, is_complete
 from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError, Placement
+from halimede.core.types import Placement, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +115,7 @@ def _model_file(source: ModelSource, options: TreeOptions) -> tuple[Path, str]:
     wanted = FILENAMES[model_type] if model_type else ", ".join(FILENAMES.values())
     found = f": there is {', '.join(sorted(names)[:3])}; name it as default_model_filename" if names else ""
     of_type = f" of model_type '{model_type}'" if model_type else ""
-    raise InferenceError(
-        ErrorCode.UNAVAILABLE, f"unable to find {wanted} in '{artifact}' for model '{source.name}'{of_type}{found}"
-    )
+    raise unavailable(f"unable to find {wanted} in '{artifact}' for model '{source.name}'{of_type}{found}")
 
 
 def _names(directory: Path) -> set[str]:

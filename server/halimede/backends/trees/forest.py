@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import invalid, unsupported
 
 LT, LE, EQ, GT, GE = range(2, 7)
 """Treelite's numbers of the comparisons that lead to the left child."""
@@ -151,7 +151,7 @@ def checked(forest: Forest, model: str) -> Forest:
     """
     problem = _shape_problem(forest) or _node_problem(forest)
     if problem is not None:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': the model file is damaged: {problem}")
+        raise invalid(f"model '{model}': the model file is damaged: {problem}")
     return _reachable(forest, model)
 
 
@@ -225,13 +225,12 @@ def _reachable(forest: Forest, model: str) -> Forest:
         own = steps[inner] + tests[inner]
         if own.max(initial=0) > MOST_STEPS:
             text = f"model '{model}': a path of a tree has more than {MOST_STEPS} tests (each category is one)"
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+            raise unsupported(text)
         level = np.concatenate([forest.nodes.left[inner] + base[inner], forest.nodes.right[inner] + base[inner]])
         if len(level) == 0:
             break
         if len(np.unique(level)) != len(level) or seen[level].any():
-            text = f"model '{model}': the model file is damaged: a node has two parents"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(f"model '{model}': the model file is damaged: a node has two parents")
         seen[level] = True
         steps[level] = np.concatenate([own, own])
     if seen.all():

@@ -12,7 +12,7 @@ from halimede.backends.trees.forest import MOST_CATEGORY, Forest
 from halimede.backends.trees.onnx_file import INPUT, NO_CATEGORY, OUTPUT
 from halimede.backends.trees.outputs import OutputPlan, make_output, postprocess
 from halimede.backends.trees.shap import TreeShap
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unsupported
 
 INPUT_NAME, OUTPUT_NAME, SHAP_NAME = "input__0", "output__0", "treeshap_output"
 """Triton's names of the tensors."""
@@ -87,5 +87,4 @@ def check_categorical(forest: Forest, model: str) -> None:
     numeric = np.unique(forest.nodes.feature[~forest.nodes.is_categorical & ~forest.is_leaf])
     both = np.intersect1d(categorical_features(forest), numeric)
     if both.size:
-        text = f"model '{model}': feature {both[0]} is categorical in some trees and numeric in others"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        raise unsupported(f"model '{model}': feature {both[0]} is categorical in some trees and numeric in others")

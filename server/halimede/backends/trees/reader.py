@@ -20,8 +20,7 @@ from halimede.backends.extras import install_extra
 from halimede.backends.read_memory import read_memory, too_much_memory
 from halimede.backends.trees.files import HEAD_SIZE, mismatch
 from halimede.backends.trees.forest import Forest, checked, from_arrays, to_arrays
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid, unsupported
 
 BASE_SECONDS, BYTES_PER_SECOND = 60, 1_000_000
 
@@ -68,12 +67,10 @@ def read_file(
                     with np.load(answer, allow_pickle=False) as arrays:
                         forest = from_arrays(dict(arrays))
                 except (ValueError, KeyError, zipfile.BadZipFile) as error:
-                    raise InferenceError(
-                        ErrorCode.INTERNAL, f"{about}: the reader's answer is damaged: {error}"
-                    ) from error
+                    raise internal(f"{about}: the reader's answer is damaged: {error}") from error
                 return checked(forest, model)
             case 3:
-                raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{model}': {said}; {install_extra('trees')}")
+                raise unsupported(f"model '{model}': {said}; {install_extra('trees')}")
             case 4:
                 reason = clip(said)
             case 5:
@@ -84,7 +81,7 @@ def read_file(
                 reason = f"the reader crashed ({signal.Signals(-code).name}): the file is damaged"
             case _:
                 reason = f"the reader ended with exit code {code}: {clip(said[-256:])}"
-    raise InferenceError(ErrorCode.INVALID_ARG, f"{about}: {reason}{mismatch(model_type, read_head(path))}")
+    raise invalid(f"{about}: {reason}{mismatch(model_type, read_head(path))}")
 
 
 def read_head(path: Path) -> bytes:

@@ -7,7 +7,7 @@ from halimede.backends.onnxruntime.session import onnx_error, runtime
 from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.backends.trees.forest import Forest
 from halimede.backends.trees.onnx_file import onnx_bytes
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, unsupported
 
 FATAL_SEVERITY = 4
 MOST_BYTES = (1 << 31) - 1
@@ -30,10 +30,9 @@ def open_session(forest: Forest, model: str, threads: ThreadPlan) -> Any:  # Any
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     content = onnx_bytes(forest)
     if len(content) > MOST_BYTES:
-        text = (
+        raise unsupported(
             f"model '{model}': the forest has {len(forest.nodes.left)} nodes; ONNX Runtime takes at most 2 GiB of them"
         )
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
     try:
         return ort.InferenceSession(content, settings, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.backends.trees.forest import EQ, GE, GT, LE, LT, MOST_CATEGORY, Forest
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import invalid, unsupported
 
 MOST_ELEMENTS = 1 << 17
 """Bounds the temporary arrays: elements of one chunk of rows and path features. A megabyte stays in a core's cache."""
@@ -69,12 +69,11 @@ class TreeShap:
         """UNSUPPORTED if the forest has several targets, or its file no statistics of its nodes."""
         if forest.targets > 1:
             text = f"model '{model}': treeshap_output needs a model with one target, the file has {forest.targets}"
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+            raise unsupported(text)
         if len(forest.nodes.cover) == 0:
-            text = (
+            raise unsupported(
                 f"model '{model}': treeshap_output needs the number of training rows of each node, which the file lacks"
             )
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
         self._forest = forest
         factors = forest.weights()
         self._expected = forest.base_scores.copy()
@@ -84,10 +83,9 @@ class TreeShap:
         for tree in range(forest.trees):
             leaves = _leaves(forest, tree, MOST_CONDITIONS - total)
             if leaves is None:
-                text = (
+                raise unsupported(
                     f"model '{model}': treeshap_output needs trees with at most {MOST_CONDITIONS} splits on their paths"
                 )
-                raise InferenceError(ErrorCode.UNSUPPORTED, text)
             values = _leaf_outputs(forest, tree, leaves, factors)
             self._expected += np.array([leaf.share for leaf in leaves]) @ values
             group.append((tree, leaves))
@@ -108,7 +106,7 @@ class TreeShap:
         row_size = forest.outputs * (forest.features + 1)
         if len(rows) * row_size > MOST_VALUES:
             text = f"treeshap_output of {len(rows)} rows would have more than {MOST_VALUES} values; send fewer rows"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(text)
         result = np.zeros((len(rows), forest.outputs, forest.features + 1), np.float32)
         step = max(1, MOST_ELEMENTS // max(row_size, *(len(paths.element_share) for paths in self._groups), 1))
         for start in range(0, len(rows), step):

@@ -8,8 +8,8 @@ from halimede.backends.trees.instance import INPUT_NAME, OUTPUT_NAME, SHAP_NAME
 from halimede.backends.trees.options import TreeOptions
 from halimede.backends.trees.outputs import OutputPlan, output_plans
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
-from halimede.core.config.model_config import ModelConfig, ModelOutput
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.config.model_config import ModelConfig, ModelOutput, inner_dims
+from halimede.core.types import DataType, invalid
 
 DEFAULT_MAX_BATCH_SIZE = 1024
 """Larger than other backends' default, because a row takes microseconds."""
@@ -63,7 +63,7 @@ def checked_signature(config: ModelConfig, forest: Forest, options: TreeOptions,
     if any(each.name == OUTPUT_NAME for each in config.output) and problems:
         problems.append(_describe(forest, options))
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+        raise invalid("; ".join(problems))
     return signature
 
 
@@ -79,5 +79,5 @@ def _inner_dims(config: ModelConfig, output: ModelOutput | None) -> tuple[int, .
     """The dims of an output without rows; None if the configuration leaves them open."""
     if output is None or (not output.dims and output.reshape is None):
         return None
-    dims = output.dims if output.reshape is None else output.reshape.shape
+    dims = inner_dims(output)
     return dims if config.max_batch_size > 0 else dims[1:]

@@ -29,7 +29,7 @@ from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import INTRA_OP_THREAD_COUNT, intra_op_threads
 from halimede.core.repository.model_files import pickle_refusal
-from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
+from halimede.core.types import DataType, Placement, invalid, unavailable, unsupported
 
 log = logging.getLogger(__name__)
 
@@ -132,22 +132,21 @@ def _load(source: ModelSource) -> Any:
     if not source.allow_pickle:
         # The server has looked at the file, but it may have been replaced since.
         problem = pickle_refusal("sklearn", path.name, "is read as a pickle")
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{source.name}': {problem}")
+        raise unsupported(f"model '{source.name}': {problem}")
     try:
         joblib = joblib_module()
     except ImportError as error:
         text = f"model '{source.name}': scikit-learn cannot be imported ({error}); {install_extra('trees')}"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text) from error
+        raise unsupported(text) from error
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             estimator = joblib.load(path)
     except ImportError as error:
-        text = f"model '{source.name}': {path.name} needs a package that is not installed: {error}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(f"model '{source.name}': {path.name} needs a package that is not installed: {error}") from error
     except Exception as error:
         text = f"model '{source.name}': {path.name} cannot be read as a pickle: {type(error).__name__}: {error}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(text) from error
     for text in sorted({" ".join(str(each.message).split()) for each in found}):
         log.warning("model '%s': %s", source.name, text)
     return estimator
@@ -157,8 +156,7 @@ def _path(source: ModelSource) -> Path:
     paths = [source.artifact, *(source.artifact.with_name(name) for name in FILENAMES)]
     found = next((path for path in paths if path.is_file()), None)
     if found is None or (found != source.artifact and source.artifact.name not in FILENAMES):
-        text = f"unable to find '{source.artifact}' for model '{source.name}'"
-        raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        raise unavailable(f"unable to find '{source.artifact}' for model '{source.name}'")
     return found
 
 
@@ -174,7 +172,7 @@ def _check(estimator: Any, config: ModelConfig, methods: Mapping[str, str], mode
     if expected is not None and given is not None and given != expected:
         problems.append(f"the inputs have {given} columns, the estimator was trained with {expected}")
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(problems)}")
+        raise invalid(f"model '{model}': {'; '.join(problems)}")
 
 
 def _columns(config: ModelConfig) -> int | None:
@@ -195,11 +193,10 @@ def _signature(estimator: Any, config: ModelConfig, model: str) -> ModelSignatur
     classes = getattr(estimator, "classes_", None)
     targets = int(getattr(estimator, "n_outputs_", 1) or 1)
     if features is None or isinstance(classes, list) or not hasattr(estimator, "predict"):
-        text = (
+        raise invalid(
             f"model '{model}': the inputs and outputs of a {type(estimator).__name__} cannot be completed from the "
             "file; write them in the configuration"
         )
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
     inputs = (TensorSignature(INPUT, DataType.FP64, (-1, int(features))),)
     outputs: tuple[TensorSignature, ...] = (TensorSignature(PREDICTION, DataType.FP64, (-1, targets)),)
     if classes is not None:

@@ -7,18 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, internal, invalid
 
-METHODS = (
-    "predict",
-    "predict_proba",
-    "predict_log_proba",
-    "decision_function",
-    "score_samples",
-    "transform",
-    "apply",
-)
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform", "apply")
 
 METHOD_OF = "method_of_"
 """The parameter `method_of_<output>` names the method that makes an output."""
@@ -45,7 +37,7 @@ def output_methods(config: ModelConfig, model: str) -> Mapping[str, str]:
         else:
             methods[name] = method
     if problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(problems)}")
+        raise invalid(f"model '{model}': {'; '.join(problems)}")
     return methods
 
 
@@ -78,22 +70,21 @@ def tensor_output(name: str, result: Any, config: ModelConfig, rows: int) -> NDA
     output = next(each for each in config.output if each.name == name)
     if isinstance(result, list):
         text = f"output '{name}': the estimator answers with {len(result)} arrays, one per target; a tensor has one"
-        raise InferenceError(ErrorCode.INTERNAL, text)
+        raise internal(text)
     array = result.toarray() if hasattr(result, "toarray") else np.asarray(result)
     dims = output.dims if output.reshape is None else output.reshape.shape
     shape = (rows, *dims) if config.max_batch_size > 0 else dims
     if array.size != _size(shape, array.size):
-        text = (
+        raise internal(
             f"output '{name}': the estimator answers with shape {list(array.shape)}, which is not of dims {list(dims)}"
         )
-        raise InferenceError(ErrorCode.INTERNAL, text)
     array = array.reshape(shape)
     if output.data_type is DataType.BYTES:
         return array.astype(object) if array.dtype.kind == "O" else array.astype(str).astype(object)
     dtype = output.data_type.dtype
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
         text = f"output '{name}': the estimator answers with {array.dtype}, which is not {output.data_type.config_name}"
-        raise InferenceError(ErrorCode.INTERNAL, text)
+        raise internal(text)
     return np.ascontiguousarray(array, dtype)
 
 
@@ -115,5 +106,5 @@ def _decoded(name: str, array: NDArray[Any]) -> NDArray[Any]:
         texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:
         text = f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start})"
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise invalid(text) from error
     return texts

@@ -34,7 +34,7 @@ from halimede.channel.server_end.shared_segments import MIN_SHARED_BYTES, Shared
 from halimede.channel.server_end.tasks import Tasks
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, ErrorCode, InferenceError, Tensor
+from halimede.core.types import Buffer, Tensor, unavailable
 
 ARENA_BYTES = 256 << 20
 """Maximum bytes of request tensors of one worker in shared memory. Further tensors are sent in frames."""
@@ -145,10 +145,7 @@ class Memory:
         if self.inbound.blocks.free_bytes >= size_bytes:
             return
         if not has_memory(size_bytes):
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"the server has too little free memory to pass {size_bytes} bytes to another process",
-            )
+            raise unavailable(f"the server has too little free memory to pass {size_bytes} bytes to another process")
         size = self.inbound.blocks.growth(size_bytes)
         if size and self._bounds.can_keep(size):
             descriptor = await _make_segment(size)

@@ -15,6 +15,7 @@ from halimede.core.config.model_config import (
     ModelInput,
     ModelOutput,
     ModelTensorReshape,
+    inner_dims,
 )
 from halimede.core.config.parameters import number_setting
 from halimede.core.config.sequence_tensors import (
@@ -25,8 +26,8 @@ from halimede.core.config.sequence_tensors import (
     model_outputs,
 )
 from halimede.core.config.shape_tensors import with_rows, without_rows
-from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, Problem
+from halimede.core.types.error import clip, invalid
 
 DEFAULT_MAX_BATCH_SIZE = 4
 
@@ -95,10 +96,9 @@ def complete(
     max_batch_size = config.max_batch_size
     if not signature.can_batch():
         if max_batch_size > 0:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
-                "specified",
+                "specified"
             )
     elif max_batch_size == 0 and _spells_out_batch(config, signature):
         notes.append(
@@ -140,7 +140,7 @@ def _spells_out_batch(config: ModelConfig, signature: ModelSignature) -> bool:
     """Whether a tensor in the configuration has as many dims as in the file: then its first dim is the batch."""
     ranks = {tensor.name: len(tensor.shape) for tensor in signature.inputs + signature.outputs if tensor.shape}
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    return any(tensor.dims and len(_inner_dims(tensor)) == ranks.get(tensor.name) for tensor in tensors)
+    return any(tensor.dims and len(inner_dims(tensor)) == ranks.get(tensor.name) for tensor in tensors)
 
 
 def _completed_tensors(
@@ -240,7 +240,7 @@ def find_scalars(config: ModelConfig, signature: ModelSignature) -> Scalars:
     outputs = {each.name for each in signature.outputs if each.shape == ()}
     return Scalars(
         frozenset(each.name for each in model_inputs(config) if each.name in inputs),
-        {each.name: _inner_dims(each) for each in model_outputs(config) if each.name in outputs},
+        {each.name: inner_dims(each) for each in model_outputs(config) if each.name in outputs},
     )
 
 
@@ -290,7 +290,7 @@ def _disagreements(
         return
     text = ""
     if file_tensor.shape == () and config.max_batch_size == 0:
-        if set(dims := _inner_dims(tensor)) - {1}:
+        if set(dims := inner_dims(tensor)) - {1}:
             text = (
                 f"unable to load model '{clip(config.name)}', scalar tensor '{clip(tensor.name)}', should only provide "
                 "1 in the model configuration when the model doesn't support batching. Model configuration provided: "
@@ -303,7 +303,7 @@ def _disagreements(
 
 
 def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: tuple[int, ...]) -> str | None:
-    inner = _inner_dims(tensor)
+    inner = inner_dims(tensor)
     if config.max_batch_size == 0:
         if _agree(inner, shape):
             return None
@@ -334,11 +334,6 @@ def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: 
 def _agree(configured: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether the model accepts every size that the configuration accepts."""
     return len(configured) == len(shape) and all(want in (-1, dim) for dim, want in zip(configured, shape, strict=True))
-
-
-def _inner_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """The tensor's dims as the backend sees them."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
 def _shape_text(shape: Sequence[int]) -> str:

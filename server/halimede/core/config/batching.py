@@ -43,8 +43,7 @@ def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatchin
             yield Problem(text, f"{path}.priority_queue_policy[{level}]")
     if batching.preserve_ordering and levels > 1:
         yield Problem(
-            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
-            f"{path}.priority_levels",
+            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}", f"{path}.priority_levels"
         )
     yield from _queue_policy(config, batching, batching.default_queue_policy, f"{path}.default_queue_policy")
     for level, policy in batching.priority_queue_policy.items():

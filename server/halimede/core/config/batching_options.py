@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import number
-from halimede.core.types import ErrorCode, InferenceError, Problem
-from halimede.core.types.error import clip
+from halimede.core.types import Problem
+from halimede.core.types.error import clip, invalid
 
 PRIORITY_AGING_MICROSECONDS = "PRIORITY_AGING_MICROSECONDS"
 BATCHING_STRATEGY = "BATCHING_STRATEGY"
@@ -35,10 +35,9 @@ def check_batching_options(config: ModelConfig, libraries: Sequence[str]) -> tup
     notes = []
     batching = config.dynamic_batching
     if priority_aging_us(config) and batching is not None and batching.priority_levels > MOST_AGING_LEVELS:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"model '{clip(config.name)}': with parameter '{PRIORITY_AGING_MICROSECONDS}' a model has at most "
-            f"{MOST_AGING_LEVELS} priority levels, got {batching.priority_levels}",
+            f"{MOST_AGING_LEVELS} priority levels, got {batching.priority_levels}"
         )
     if PRIORITY_AGING_MICROSECONDS in config.parameters and (batching is None or batching.priority_levels <= 1):
         notes.append(_parameter_note(PRIORITY_AGING_MICROSECONDS, "the model has no priority levels to move between"))
@@ -59,5 +58,4 @@ def check_batching_options(config: ModelConfig, libraries: Sequence[str]) -> tup
 
 
 def _parameter_note(name: str, why: str) -> Problem:
-    path = f'parameters["{name}"]'
-    return Problem(f"parameter '{name}' has no effect: {why}", path)
+    return Problem(f"parameter '{name}' has no effect: {why}", f'parameters["{name}"]')

@@ -18,8 +18,8 @@ from halimede.core.config.bytes_framing import framing_problem, has_equal_length
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.padding import Padding, padding_of
 from halimede.core.config.shape_tensors import with_rows
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, RequestForm, Tensor
-from halimede.core.types.error import clip, of_request
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RequestForm, Tensor
+from halimede.core.types.error import clip, internal, invalid, of_request
 from halimede.core.types.request import InputForm
 
 MAX_TENSOR_BYTES = 2**63 - 1
@@ -176,10 +176,9 @@ class RequestChecker:
             if len(inner) != len(tensor.shape) or any(
                 want not in (got, -1) for want, got in zip(inner, tensor.shape, strict=True)
             ):
-                raise InferenceError(
-                    ErrorCode.INTERNAL,
+                raise internal(
                     f"unexpected shape for output '{clip(tensor.name)}' for model '{self._model}'. Expected "
-                    f"{_dims_text(inner)}, got {_dims_text(tensor.shape)}.",
+                    f"{_dims_text(inner)}, got {_dims_text(tensor.shape)}."
                 )
             tensor.shape = _reshaped(inner, tensor.shape, outer)
 
@@ -237,9 +236,7 @@ class RequestChecker:
             raise _invalid(request.id, f"output '{clip(name)}' already exists in request")
         for name in request.outputs:
             if name not in self._output_names:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG, f"unexpected inference output '{clip(name)}' for model '{self._model}'"
-                )
+                raise invalid(f"unexpected inference output '{clip(name)}' for model '{self._model}'")
 
     def _check_input_names(self, request: InferenceRequest, given: Collection[str]) -> None:
         most, least, got = len(self._inputs), len(self._required), len(given)
@@ -292,8 +289,7 @@ class RequestChecker:
         return _invalid(request_id, text)
 
     def _unknown(self, tensor: Tensor) -> InferenceError:
-        text = f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'"
-        return InferenceError(ErrorCode.INVALID_ARG, text)
+        return invalid(f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'")
 
     def _check_shape(self, request_id: str, tensor: Tensor, expected: _Input) -> None:
         """Raise for an input whose datatype or shape does not fit."""
@@ -419,7 +415,7 @@ def too_many_elements(model_name: str, request_id: str, tensor: Tensor) -> Infer
 
 
 def _invalid(request_id: str, message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, of_request(request_id, message))
+    return invalid(of_request(request_id, message))
 
 
 def _fits(dims: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 from halimede_spec.condition import MAX_DEPTH, MAX_LENGTH, ConditionError, Dialect, Expression, Mistake, parse
 
 
@@ -21,7 +20,7 @@ def parse_condition(text: str) -> Condition:
     try:
         parsed = parse(text, Dialect.SERVER)
     except ConditionError as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, _problem(error)) from None
+        raise invalid(_problem(error)) from None
     return Condition(text, parsed.expression, tuple(dict.fromkeys(each.tensor for each in parsed.references)))
 
 

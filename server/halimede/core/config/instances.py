@@ -6,8 +6,8 @@ from dataclasses import replace
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInstanceGroup
 from halimede.core.config.validate import MAX_INSTANCES, group_name, too_many_instances
 from halimede.core.inventory import Inventory
-from halimede.core.types import Device, ErrorCode, InferenceError, Placement
-from halimede.core.types.error import clip
+from halimede.core.types import Device, Placement
+from halimede.core.types.error import clip, invalid
 
 
 def completed_groups(
@@ -40,7 +40,7 @@ def plan_instances(config: ModelConfig, inventory: Inventory) -> tuple[Placement
     # Checked before any instance is created: a user can write any number as a count.
     total = instance_count(config)
     if total > MAX_INSTANCES:
-        raise InferenceError(ErrorCode.INVALID_ARG, too_many_instances(config.name, total))
+        raise invalid(too_many_instances(config.name, total))
     placements: list[Placement] = []
     for group in config.instance_group:
         devices = _devices(group, inventory)
@@ -115,5 +115,4 @@ def _require_gpus(config: ModelConfig, group: ModelInstanceGroup, inventory: Inv
         there = ", ".join(str(device.index) for device in inventory.devices)
         problem = f"specifies invalid or unsupported gpu id {absent[0]}, available are: {there}"
     if problem:
-        text = f"instance group {clip(group.name)} of model {clip(config.name)} {problem}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"instance group {clip(group.name)} of model {clip(config.name)} {problem}")

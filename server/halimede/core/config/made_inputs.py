@@ -30,7 +30,4 @@ def made_inputs(config: ModelConfig) -> tuple[MadeInput, ...]:
         for j, name in enumerate(batch_input.target_name)
     ]
     lengths = (padding.lengths for padding in padding_of(config) if padding.lengths)
-    return (
-        *made,
-        *(MadeInput(name, (DataType.INT64, DataType.INT32), 1, parameter_path(PADDING)) for name in lengths),
-    )
+    return (*made, *(MadeInput(name, (DataType.INT64, DataType.INT32), 1, parameter_path(PADDING)) for name in lengths))

@@ -108,6 +108,11 @@ class BatchInputKind(Enum):
     BATCH_ITEM_SHAPE_FLATTEN = 5
 
 
+def inner_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """The tensor's dims as the backend, or the steps of an ensemble, see them."""
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     kind: BatchInputKind = BatchInputKind.BATCH_ELEMENT_COUNT
@@ -423,3 +428,9 @@ class ModelConfig:
     model_repository_agents: ModelRepositoryAgents | None = None
     response_cache: ModelResponseCache | None = None
     model_metrics: ModelMetrics | None = None
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether a request may have any number of responses."""
+        policy = self.model_transaction_policy
+        return policy is not None and policy.decoupled

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 V = TypeVar("V")
 D = TypeVar("D")
@@ -28,10 +27,7 @@ def number_setting(
     text = settings.get(key, str(default))
     number = parse_number(text, least, most)
     if number is None:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config {backend},{key}={clip(text)}: it must be a number, at least {least}",
-        )
+        raise invalid(f"--backend-config {backend},{key}={clip(text)}: it must be a number, at least {least}")
     return number
 
 
@@ -85,4 +81,4 @@ class ValueReader:
     def finish(self, model: str) -> None:
         """INVALID_ARG that names every problem, if there are any."""
         if self.problems:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(self.problems)}")
+            raise invalid(f"model '{model}': {'; '.join(self.problems)}")

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.parameters import MOST_INT32, ValueReader, parameters_of
 from halimede.core.inventory import Inventory
-from halimede.core.types import DeviceKind, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DeviceKind, InferenceError
+from halimede.core.types.error import clip, invalid
 
 THREAD, PROCESS = "thread", "process"
 
@@ -117,4 +117,4 @@ def _read(config: ModelConfig) -> Iterator[ValueReader]:
 
 
 def _wrong(config: ModelConfig, what: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(config.name)}': {what}")
+    return invalid(f"model '{clip(config.name)}': {what}")

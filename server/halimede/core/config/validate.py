@@ -34,18 +34,14 @@ def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Pr
     The order is Triton's, which reports only the first one. `directory_name` is the name of the model's directory; None
     for a configuration without a directory.
     """
-    problems = [
-        *_names(config, directory_name),
-        *_batch_size(config),
-        *_version_policy(config),
-    ]
+    problems = [*_names(config, directory_name), *_batch_size(config), *_version_policy(config)]
     if config.dynamic_batching is not None:
         problems += dynamic_batching_problems(config, config.dynamic_batching)
     if config.sequence_batching is not None:
         problems += _no_cache(config, "sequence batching scheduler")
         problems += sequence_batching_problems(config, config.sequence_batching)
     problems += _ensemble(config)
-    if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
+    if config.is_decoupled:
         problems += _no_cache(config, "'decoupled' transaction policy")
     problems += _tensors(config)
     problems += batch_io_problems(config)
@@ -152,8 +148,7 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
     if ensemble is None:
         if config.platform == "ensemble":
             yield Problem(
-                f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
-                "ensemble_scheduling",
+                f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble", "ensemble_scheduling"
             )
         return
     path = "ensemble_scheduling"

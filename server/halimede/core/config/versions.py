@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from halimede.core.config.model_config import ModelVersionPolicy
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 
 
 def select_versions(policy: ModelVersionPolicy | None, available: Iterable[int], model_name: str) -> tuple[int, ...]:
@@ -25,6 +24,5 @@ def select_versions(policy: ModelVersionPolicy | None, available: Iterable[int],
         count = policy.latest.num_versions if policy.latest is not None else 0
         selected = versions[-count:] if count > 0 else []
     if not selected:
-        text = f"at least one version must be available under the version policy of model '{clip(model_name)}'"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"at least one version must be available under the version policy of model '{clip(model_name)}'")
     return tuple(selected)

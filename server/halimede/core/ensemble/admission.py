@@ -8,7 +8,7 @@ further calls.
 from collections import OrderedDict
 
 from halimede.core.deadlines import Deadlines
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 
 MAX_WAITING = 4096
 """Calls that may wait at one gate."""
@@ -46,7 +46,7 @@ class Gate:
             self.under_way += 1
             return True
         if len(self._waiting) >= self._max_waiting:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+            raise unavailable("Exceeds maximum queue size")
         self._waiting[key] = None
         if deadline_ns is not None:
             self._deadlines.add(key, deadline_ns)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from halimede.core.config.condition import Condition, parse_condition
 from halimede.core.config.dataflow import check_dataflow
-from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput, inner_dims
 from halimede.core.ensemble.rows import Fit, make_fit, match
 from halimede.core.ensemble.when import kind_problems
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, invalid
+from halimede.core.types.tensor import shape_text
 from halimede_spec.dataflow import make_flow, makers
 
 MAX_PLANS = 64
@@ -118,7 +119,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     if not found:
         found = list(_member_problems(config, steps, members))
     if found:
-        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+        raise invalid(_joined(found))
     conditions = [None if step.when is None else parse_condition(step.when) for step in steps]
     found = [
         f"the condition of step {i} of ensemble '{clip(config.name)}' can not be decided: {problem}"
@@ -142,7 +143,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     if scopes.of([output.name for output in config.output]) is None:
         found.append(_merges(config, config.name))
     if found:
-        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+        raise invalid(_joined(found))
     return Graph(
         name=config.name,
         steps=tuple(sorted(graph_steps, key=lambda step: step.index)),
@@ -153,7 +154,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         outputs=tuple(tensor.name for tensor in config.output),
         fits={
             tensor.name: make_fit(
-                _inner(tensor), batches=config.max_batch_size > 0, made_in_batches=batching[tensor.name]
+                inner_dims(tensor), batches=config.max_batch_size > 0, made_in_batches=batching[tensor.name]
             )
             for tensor in config.output
         },
@@ -216,8 +217,6 @@ def _make_step(
 ) -> Step:
     inputs = {tensor.name: tensor for tensor in member.input}
     named = condition.tensors if condition is not None else ()
-    policy = member.model_transaction_policy
-    decoupled = policy is not None and policy.decoupled
     return Step(
         index=index,
         model=step.model_name,
@@ -227,14 +226,14 @@ def _make_step(
         outputs={o.name: step.output_map[o.name] for o in member.output if o.name in step.output_map},
         when=condition,
         tensors=tuple(dict.fromkeys([*step.input_map.values(), *named])),
-        decoupled=decoupled,
+        decoupled=member.is_decoupled,
         fits={
             name: make_fit(inputs[name].dims, batches=member.max_batch_size > 0, made_in_batches=batching[tensor])
             for name, tensor in step.input_map.items()
         },
         optional=frozenset(name for name in step.input_map if inputs[name].optional),
         scope=scope,
-        opens=index + 1 if decoupled else scope,
+        opens=index + 1 if member.is_decoupled else scope,
     )
 
 
@@ -284,11 +283,6 @@ class _Declared:
         return (-1, *self.dims) if self.batches else self.dims
 
 
-def _inner(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """The dimensions with which the steps see one of the ensemble's own inputs or outputs."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
-
-
 def _declarations(
     config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
 ) -> dict[str, list[_Declared]]:
@@ -300,7 +294,7 @@ def _declarations(
             name = tensor.name if mapped is None else mapped.get(tensor.name)
             if name is not None:
                 # Only the model itself sees its own reshape; the steps see the dimensions before it.
-                dims = _inner(tensor) if mapped is None else tensor.dims
+                dims = inner_dims(tensor) if mapped is None else tensor.dims
                 declaration = _Declared(clip(model.name), model.max_batch_size > 0, tensor.data_type, dims)
                 declared.setdefault(name, []).append(declaration)
 
@@ -328,8 +322,8 @@ def _disagreement(name: str, tensor: str, declared: Sequence[_Declared]) -> Iter
         for earlier in declared[:i]:
             if not _shapes_fit(earlier, other):
                 yield (
-                    f"{called}: inconsistent shape: {_text(earlier.shape)} is inferred from model {earlier.model} "
-                    f"while {_text(other.shape)} is inferred from model {other.model}"
+                    f"{called}: inconsistent shape: {shape_text(earlier.shape)} is inferred from model {earlier.model} "
+                    f"while {shape_text(other.shape)} is inferred from model {other.model}"
                 )
                 return
 
@@ -337,10 +331,6 @@ def _disagreement(name: str, tensor: str, declared: Sequence[_Declared]) -> Iter
 def _shapes_fit(one: _Declared, other: _Declared) -> bool:
     """Whether a tensor can have both shapes, with a batch dimension of 1 added or removed if needed."""
     return match(one.shape, other.shape) or (one.batches != other.batches and match(one.dims, other.dims))
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 def _datatypes(

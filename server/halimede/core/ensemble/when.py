@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from halimede.core.config.condition import Condition
-from halimede.core.types import DataType, ErrorCode, InferenceError, ParameterValue, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, ParameterValue, Tensor
+from halimede.core.types.error import clip, invalid
 from halimede_spec.condition import (
     AllOf,
     AnyOf,
@@ -80,14 +80,14 @@ def _holds(
             if value is None:
                 return False
             if not isinstance(value, bool):
-                raise _invalid(_not_truth(operand, _kind_of_value(value)))
+                raise invalid(_not_truth(operand, _kind_of_value(value)))
             return value
         case Comparison(sign, left, right):
             first, second = _value(left, tensors, parameters), _value(right, tensors, parameters)
             if first is None or second is None:
                 return sign == "!="
             if problem := _mismatch(sign, left, _kind_of_value(first), right, _kind_of_value(second)):
-                raise _invalid(problem)
+                raise invalid(problem)
             return _SIGNS[sign](first, second)
 
 
@@ -109,7 +109,7 @@ def _value(
             if tensor is None:
                 return None
             if index >= len(tensor.shape):
-                raise _invalid(f"tensor '{clip(name)}' has {len(tensor.shape)} dimensions, none with number {index}")
+                raise invalid(f"tensor '{clip(name)}' has {len(tensor.shape)} dimensions, none with number {index}")
             return tensor.shape[index]
 
 
@@ -117,15 +117,15 @@ def _first_element(name: str, tensor: Tensor) -> ParameterValue:
     data, datatype = tensor.data, tensor.datatype
     if datatype is DataType.BYTES:
         if len(data) < 4:
-            raise _invalid(f"tensor '{clip(name)}' is empty and has no first element")
+            raise invalid(f"tensor '{clip(name)}' is empty and has no first element")
         size = int.from_bytes(data[:4], "little")
         if size > MAX_TEXT_BYTES:
-            raise _invalid(
+            raise invalid(
                 f"the first element of tensor '{clip(name)}' has {size} bytes, at most {MAX_TEXT_BYTES} are compared"
             )
         return bytes(data[4 : 4 + size]).decode("utf-8", "replace")
     if len(data) < datatype.itemsize:
-        raise _invalid(f"tensor '{clip(name)}' is empty and has no first element")
+        raise invalid(f"tensor '{clip(name)}' is empty and has no first element")
     first = np.frombuffer(data, datatype.dtype, count=1)
     if datatype is DataType.BF16:  # the upper half of an FP32
         first = (first.astype("<u4") << 16).view("<f4")
@@ -200,7 +200,3 @@ def _words(operand: Operand) -> str:
             return f"the first element of tensor '{clip(name)}'"
         case Dimension(name, index):
             return f"dimension {index} of tensor '{clip(name)}'"
-
-
-def _invalid(problem: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, problem)

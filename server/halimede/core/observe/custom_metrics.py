@@ -18,8 +18,8 @@ from re import compile as pattern
 
 from halimede.core.observe.exposition import FamilyText, edge_texts, label_text
 from halimede.core.observe.metrics import PAGE_NAMES, sample_names
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip, invalid, unavailable, unsupported
 
 MAX_FAMILIES = 5_000
 MAX_FAMILIES_OF_OWNER = 1_000
@@ -120,7 +120,7 @@ class CustomMetrics:
         mine = self._owners.get(owner) or _Owner()
         family = self._families.get(name)
         if family is not None and family.kind != kind:
-            raise _invalid(
+            raise invalid(
                 f"Family name already exists with different type: '{name}' is a {family.kind}, declared by a model "
                 f"that is loaded"
             )
@@ -129,7 +129,7 @@ class CustomMetrics:
             mine.families[family_id].holds += 1
             return family_id
         if len(mine.families) >= MAX_FAMILIES_OF_OWNER:
-            raise _too_many(f"a model may have {MAX_FAMILIES_OF_OWNER} metric families")
+            raise unavailable(f"a model may have {MAX_FAMILIES_OF_OWNER} metric families")
         if family is None:
             family = self._add_family(name, kind, description)
         family.owners += 1
@@ -162,7 +162,7 @@ class CustomMetrics:
         text = _checked_labels(held.family.kind, labels)
         series = held.family.series.get(text)
         if series is not None and series.edges != edges:
-            raise _invalid(
+            raise invalid(
                 f"the series {{{text}}} of histogram '{held.family.name}' has other buckets already, declared by a "
                 f"model that is loaded"
             )
@@ -175,12 +175,12 @@ class CustomMetrics:
             counts = [0] * (len(edges) + 1) if is_histogram else []
             series = _Series(text, edges, edge_texts(edges), counts)
         if mine.size + series.size > MAX_SERIES_OF_OWNER:
-            raise _too_many(
+            raise unavailable(
                 f"a model may have {MAX_SERIES_OF_OWNER} series of metrics, of which a bucket of a histogram is one"
             )
         if is_new:
             if self._size + series.size > MAX_SERIES:
-                raise _too_many(f"all models together may have {MAX_SERIES} series of metrics")
+                raise unavailable(f"all models together may have {MAX_SERIES} series of metrics")
             held.family.series[text] = series
             self._size += series.size
         series.owners += 1
@@ -198,18 +198,18 @@ class CustomMetrics:
             raise _unsupported(kind, operation)
         number = _finite(value)
         if number is None:
-            raise _invalid(f"metric '{held.family.name}': {operation} by {value!r:.40}; expected a finite number")
+            raise invalid(f"metric '{held.family.name}': {operation} by {value!r:.40}; expected a finite number")
         series = held.series
         if operation == "set":
             series.value = number
             return
         if kind == "COUNTER" and number < 0:
-            raise _invalid(
+            raise invalid(
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
             )
         total = series.value + number
         if not isfinite(total):
-            raise _invalid(f"metric '{held.family.name}': {operation} by {number!r} leaves the range of numbers")
+            raise invalid(f"metric '{held.family.name}': {operation} by {number!r} leaves the range of numbers")
         series.value = total
         if series.counts:
             series.counts[bisect_left(series.edges, number)] += 1
@@ -265,13 +265,13 @@ class CustomMetrics:
     def _add_family(self, name: str, kind: str, description: str) -> _Family:
         for each in sample_names(name, kind):
             if each.startswith(OWN_PREFIX) or each in PAGE_NAMES:
-                raise _invalid(f"Family name already exists: '{name}' is a name of the server's own metrics")
+                raise invalid(f"Family name already exists: '{name}' is a name of the server's own metrics")
             if each in self._sample_names:
-                raise _invalid(
+                raise invalid(
                     f"Family name already exists: '{name}' has series of the same name as '{self._sample_names[each]}'"
                 )
         if len(self._families) >= MAX_FAMILIES:
-            raise _too_many(f"all models together may have {MAX_FAMILIES} metric families")
+            raise unavailable(f"all models together may have {MAX_FAMILIES} metric families")
         self._sample_names |= dict.fromkeys(sample_names(name, kind), name)
         self._families[name] = _Family(name, kind, description)
         return self._families[name]
@@ -299,27 +299,27 @@ class CustomMetrics:
         mine = self._owners.get(owner)
         held = mine.families.get(family) if mine is not None and isinstance(family, int) else None
         if held is None:
-            raise _invalid("Could not create metric. The metric family has been deleted.")
+            raise invalid("Could not create metric. The metric family has been deleted.")
         return held
 
     def _held_metric(self, owner: str, metric: int, operation: str) -> _HeldMetric:
         mine = self._owners.get(owner)
         held = mine.metrics.get(metric) if mine is not None and isinstance(metric, int) else None
         if held is None:
-            raise _invalid(f"Could not {clip(str(operation))} metric value. Metric has been invalidated.")
+            raise invalid(f"Could not {clip(str(operation))} metric value. Metric has been invalidated.")
         return held
 
 
 def _check_family(name: str, description: str, kind: str) -> None:
     if not isinstance(kind, str) or kind not in OPERATIONS:
-        raise _invalid(f"Unsupported metric kind '{clip(str(kind))}'; expected {', '.join(OPERATIONS)}")
+        raise invalid(f"Unsupported metric kind '{clip(str(kind))}'; expected {', '.join(OPERATIONS)}")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
-        raise _invalid(
+        raise invalid(
             f"Invalid metric name '{clip(str(name))}'; expected at most {MAX_NAME_LENGTH} letters, digits, "
             "underscores and colons that do not begin with a digit"
         )
     if not isinstance(description, str) or not _fits(description, MAX_DESCRIPTION_BYTES):
-        raise _invalid(
+        raise invalid(
             f"the description of metric family '{name}' is too long or no text; expected at most "
             f"{MAX_DESCRIPTION_BYTES} bytes of UTF-8"
         )
@@ -328,22 +328,22 @@ def _check_family(name: str, description: str, kind: str) -> None:
 def _checked_labels(kind: str, labels: Mapping[str, str]) -> str:
     """The labels as they appear on the page."""
     if not isinstance(labels, Mapping):
-        raise _invalid("Failed to create metric. Labels must be a dictionary.")
+        raise invalid("Failed to create metric. Labels must be a dictionary.")
     for name, value in labels.items():
         # Prometheus reserves two leading underscores, and `le` for the buckets of histograms.
         is_legal = isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and _LABEL.fullmatch(name)
         if not is_legal or name.startswith("__"):
-            raise _invalid(
+            raise invalid(
                 f"Invalid label name '{clip(str(name))}'; expected at most {MAX_NAME_LENGTH} letters, digits and "
                 "underscores that begin with neither a digit nor two underscores"
             )
         if kind == "HISTOGRAM" and name == "le":
-            raise _invalid("Invalid label name 'le': it is reserved for the buckets of histograms")
+            raise invalid("Invalid label name 'le': it is reserved for the buckets of histograms")
         if not isinstance(value, str):
-            raise _invalid(f"the value of label '{name}' is of type {type(value).__name__}; expected text")
+            raise invalid(f"the value of label '{name}' is of type {type(value).__name__}; expected text")
     text = label_text(labels)
     if not _fits(text, MAX_LABELS_BYTES):
-        raise _invalid(f"the labels of a metric may have {MAX_LABELS_BYTES} bytes of UTF-8 together")
+        raise invalid(f"the labels of a metric may have {MAX_LABELS_BYTES} bytes of UTF-8 together")
     return text
 
 
@@ -358,22 +358,22 @@ def _fits(text: str, size: int) -> bool:
 def _checked_edges(kind: str, buckets: Sequence[float] | None) -> tuple[float, ...]:
     if kind != "HISTOGRAM":
         if buckets:
-            raise _invalid(f"Failed to create metric. Unexpected buckets found: a {kind} has none")
+            raise invalid(f"Failed to create metric. Unexpected buckets found: a {kind} has none")
         return ()
     if buckets is None:
-        raise _invalid("Failed to create metric. Missing required buckets.")
+        raise invalid("Failed to create metric. Missing required buckets.")
     if not isinstance(buckets, Sequence) or isinstance(buckets, str):
-        raise _invalid("Failed to create metric. Buckets must be a list.")
+        raise invalid("Failed to create metric. Buckets must be a list.")
     if len(buckets) > MAX_BUCKETS:
-        raise _invalid(f"a histogram may have {MAX_BUCKETS} buckets, {len(buckets)} are given")
+        raise invalid(f"a histogram may have {MAX_BUCKETS} buckets, {len(buckets)} are given")
     edges: list[float] = []
     for bucket in buckets:
         edge = _finite(bucket)
         if edge is None:
-            raise _invalid(f"bucket {bucket!r:.40} of a histogram; expected finite numbers, +Inf is added to them")
+            raise invalid(f"bucket {bucket!r:.40} of a histogram; expected finite numbers, +Inf is added to them")
         edges.append(edge)
     if any(low >= high for low, high in pairwise(edges)):
-        raise _invalid("Bucket Boundaries must be strictly sorted")
+        raise invalid("Bucket Boundaries must be strictly sorted")
     return tuple(edges)
 
 
@@ -388,14 +388,5 @@ def _finite(value: object) -> float | None:
     return number if isfinite(number) else None
 
 
-def _invalid(text: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, text)
-
-
 def _unsupported(kind: str, operation: str) -> InferenceError:
-    text = f"TRITONSERVER_METRIC_KIND_{kind} does not support {clip(str(operation)).capitalize()}"
-    return InferenceError(ErrorCode.UNSUPPORTED, text)
-
-
-def _too_many(text: str) -> InferenceError:
-    return InferenceError(ErrorCode.UNAVAILABLE, text)
+    return unsupported(f"TRITONSERVER_METRIC_KIND_{kind} does not support {clip(str(operation)).capitalize()}")

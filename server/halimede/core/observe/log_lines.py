@@ -42,12 +42,7 @@ class Severity(Enum):
 _LETTERS = {Severity.ERROR: "E", Severity.WARNING: "W", Severity.INFO: "I", Severity.VERBOSE: "I"}
 
 # Python's names, which log collectors know.
-_JSON_LEVELS = {
-    Severity.ERROR: "ERROR",
-    Severity.WARNING: "WARNING",
-    Severity.INFO: "INFO",
-    Severity.VERBOSE: "DEBUG",
-}
+_JSON_LEVELS = {Severity.ERROR: "ERROR", Severity.WARNING: "WARNING", Severity.INFO: "INFO", Severity.VERBOSE: "DEBUG"}
 
 
 class LogTable(NamedTuple):

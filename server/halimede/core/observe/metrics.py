@@ -18,12 +18,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 
-STATES = (
-    ModelReadyState.READY,
-    ModelReadyState.LOADING,
-    ModelReadyState.UNLOADING,
-    ModelReadyState.UNAVAILABLE,
-)
+STATES = (ModelReadyState.READY, ModelReadyState.LOADING, ModelReadyState.UNLOADING, ModelReadyState.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,80 +235,53 @@ INSTANCE_FAMILIES: tuple[Valued[InstanceSample], ...] = (
     ),
 )
 
+
+def _sampled(name: str, kind: str, help_text: str, unit: str, value: Callable[[S], Number | None]) -> Valued[S]:
+    """A family whose values the sampler reads."""
+    return Valued(name, kind, help_text, unit, "Read every `--metrics-interval-ms`.", value)
+
+
 GPU_FAMILIES: tuple[Valued[GpuSample], ...] = (
-    Valued(
-        "nv_gpu_utilization",
-        "gauge",
-        "GPU utilization rate [0.0 - 1.0)",
-        "ratio",
-        "Read every `--metrics-interval-ms`.",
-        lambda gpu: gpu.utilization,
+    _sampled("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)", "ratio", lambda gpu: gpu.utilization),
+    _sampled(
+        "nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes", "bytes", lambda gpu: gpu.memory_total_bytes
     ),
-    Valued(
-        "nv_gpu_memory_total_bytes",
-        "gauge",
-        "GPU total memory, in bytes",
-        "bytes",
-        "Read every `--metrics-interval-ms`.",
-        lambda gpu: gpu.memory_total_bytes,
+    _sampled(
+        "nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes", "bytes", lambda gpu: gpu.memory_used_bytes
     ),
-    Valued(
-        "nv_gpu_memory_used_bytes",
-        "gauge",
-        "GPU used memory, in bytes",
-        "bytes",
-        "Read every `--metrics-interval-ms`.",
-        lambda gpu: gpu.memory_used_bytes,
+    _sampled("nv_gpu_power_usage", "gauge", "GPU power usage in watts", "watts", lambda gpu: gpu.power_usage_watts),
+    _sampled(
+        "nv_gpu_power_limit", "gauge", "GPU power management limit in watts", "watts", lambda gpu: gpu.power_limit_watts
     ),
-    Valued(
-        "nv_gpu_power_usage",
-        "gauge",
-        "GPU power usage in watts",
-        "watts",
-        "Read every `--metrics-interval-ms`.",
-        lambda gpu: gpu.power_usage_watts,
-    ),
-    Valued(
-        "nv_gpu_power_limit",
-        "gauge",
-        "GPU power management limit in watts",
-        "watts",
-        "Read every `--metrics-interval-ms`.",
-        lambda gpu: gpu.power_limit_watts,
-    ),
-    Valued(
+    _sampled(
         "nv_energy_consumption",
         "counter",
         "GPU energy consumption in joules since the Triton Server started",
         "joules",
-        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.energy_joules,
     ),
 )
 
 SYSTEM_FAMILIES: tuple[Valued[SystemSample], ...] = (
-    Valued(
+    _sampled(
         "nv_cpu_utilization",
         "gauge",
         "CPU utilization rate [0.0 - 1.0]",
         "ratio",
-        "Read every `--metrics-interval-ms`.",
         lambda system: system.cpu_utilization,
     ),
-    Valued(
+    _sampled(
         "nv_cpu_memory_total_bytes",
         "gauge",
         "CPU total memory (RAM), in bytes",
         "bytes",
-        "Read every `--metrics-interval-ms`.",
         lambda system: system.memory_total_bytes,
     ),
-    Valued(
+    _sampled(
         "nv_cpu_memory_used_bytes",
         "gauge",
         "CPU used memory (RAM), in bytes",
         "bytes",
-        "Read every `--metrics-interval-ms`.",
         lambda system: system.memory_used_bytes,
     ),
 )

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.names import model_name_problem
-from halimede.core.types import Device, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import Device, InferenceError
+from halimede.core.types.error import clip, invalid
 
 MAX_VERSION = 2**63 - 1
 
@@ -152,10 +152,9 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
             return _with_filename(replace(config, backend=artifact.backend, platform=artifact.platform), files)
     stem, _, suffix = directory_name.rpartition(".")
     if not stem or not suffix:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"Invalid model name: Could not determine backend for model '{clip(directory_name)}' with no backend in "
-            f"model configuration. Expected model name of the form 'model.<backend_name>'.{_hint_at_file(files)}",
+            f"model configuration. Expected model name of the form 'model.<backend_name>'.{_hint_at_file(files)}"
         )
     named = replace(config, backend=suffix)
     return _with_filename(replace(named, platform=_platform_of_backend(named, files)), files)
@@ -193,10 +192,9 @@ def _as_ensemble(config: ModelConfig, name: str) -> ModelConfig:
     if config.platform == ENSEMBLE_PLATFORM:
         if config.backend:
             text = f"Ensemble model '{name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(text)
     elif config.platform or config.backend not in ("", ENSEMBLE_PLATFORM):
-        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}")
     return replace(config, platform=ENSEMBLE_PLATFORM, backend="")
 
 
@@ -208,10 +206,9 @@ def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
             return config.backend
         if config.backend:
             raise _unexpected_pair(config)
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"unexpected platform type '{clip(config.platform)}' for {clip(directory_name)}; expected one of "
-            f"{', '.join((*PLATFORMS, ENSEMBLE_PLATFORM))}, or a 'backend'",
+            f"{', '.join((*PLATFORMS, ENSEMBLE_PLATFORM))}, or a 'backend'"
         )
     if config.backend not in ("", expected):
         raise _unexpected_pair(config)
@@ -235,10 +232,7 @@ def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
 
 
 def _unexpected_pair(config: ModelConfig) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
-        f"unexpected 'platform' and 'backend' pair, got:{clip(config.platform)}, {clip(config.backend)}",
-    )
+    return invalid(f"unexpected 'platform' and 'backend' pair, got:{clip(config.platform)}, {clip(config.backend)}")
 
 
 SEVERAL_REPOSITORIES = "model appears in two or more repositories"

@@ -7,7 +7,7 @@ exist, so that no version can be stuck: LOADING ends by LOADED or FAILED, UNLOAD
 
 from enum import Enum
 
-from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
+from halimede.core.types import InferenceError, ModelReadyState, internal
 
 MAX_REASON_CHARACTERS = 4096
 
@@ -40,8 +40,7 @@ def next_state(state: ModelReadyState, event: VersionEvent) -> ModelReadyState:
     following = NEXT.get((state, event))
     if following is None:
         expected = ", ".join(e.name for (s, e) in NEXT if s is state)
-        text = f"a model version in state {state.value} cannot take {event.name}, expected one of {expected}"
-        raise InferenceError(ErrorCode.INTERNAL, text)
+        raise internal(f"a model version in state {state.value} cannot take {event.name}, expected one of {expected}")
     return following
 
 

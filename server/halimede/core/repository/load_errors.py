@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import ErrorCode, InferenceError, internal, invalid, shortage_of, unavailable
 
 FIRST_RETRY_PAUSE_SECS = 0.25
 LONGEST_RETRY_PAUSE_SECS = 8.0
@@ -70,25 +70,23 @@ def client_error(name: str, error: LoadError) -> InferenceError:
     is_of_model = isinstance(error, VersionError) and isinstance(cause, MemoryError)
     if is_of_model or shortage_of(cause) is None:
         return found
-    return InferenceError(ErrorCode.UNAVAILABLE, found.message)
+    return unavailable(found.message)
 
 
 def _client_error(name: str, error: LoadError) -> InferenceError:
     match error:
         case NoVersionError() | EnsembleError():
-            return InferenceError(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {error.message}")
+            return invalid(f"load failed for model '{name}': {error.message}")
         case ConfigError():
             # The reason follows Triton's text; Triton itself only logs it.
-            text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-            return InferenceError(ErrorCode.INTERNAL, text)
+            return internal(f"failed to load '{name}', failed to poll from model repository: {error.message}")
         case VersionError():
-            text = (
+            return invalid(
                 f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
                 f"{error.code.value}: {error.message};\n"
             )
-            return InferenceError(ErrorCode.INVALID_ARG, text)
         case LeftBehindError():
-            return InferenceError(ErrorCode.INTERNAL, f"failed to load '{name}', no version is available")
+            return internal(f"failed to load '{name}', no version is available")
 
 
 def log_text(name: str, error: LoadError) -> str:

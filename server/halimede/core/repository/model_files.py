@@ -87,7 +87,7 @@ before the signatures of ORT and TFLite, may begin a pickle."""
 _ONLY: Mapping[str, frozenset[FileKind]] = {
     "pytorch": frozenset(
         {FileKind.EMPTY, FileKind.EMPTY_DIRECTORY, FileKind.TORCHSCRIPT, FileKind.AOTI, FileKind.PYTHON}
-    ),
+    )
 }
 """What a backend loads if no pickle is allowed, where it unpickles parts of some archives: an archive may follow any
 other bytes."""

@@ -201,7 +201,8 @@ def follow(snapshot: Snapshot, changed: str) -> list[Swap | Withdraw]:
             continue
         actions.append(action)
         if isinstance(action, Swap):
-            serving[name] = _by_text(snapshot.ensembles[name].versions, action.design.served)
+            versions = map(str, snapshot.ensembles[name].versions)
+            serving[name] = dict.fromkeys((*versions, ""), action.design.served)
             changes.add(name)
         elif name in serving:
             del serving[name]
@@ -238,10 +239,6 @@ def _agree(snapshot: Snapshot, name: str, ensemble: LoadedEnsemble) -> Swap | Wi
         return Withdraw(name, error.message, "")
     except EnsembleError as error:
         return Withdraw(name, error.message, f"{error.code.value}: {error.message}")
-
-
-def _by_text(versions: Sequence[int], served: Served) -> Mapping[str, Served]:
-    return dict.fromkeys((*map(str, versions), ""), served)
 
 
 def _with_inherited(parts: Parts, graph: Graph) -> Labels:

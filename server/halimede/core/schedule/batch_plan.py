@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from halimede.core.config.model_config import BatchInput, BatchInputKind, ModelConfig
 from halimede.core.config.padding import Padding, batch_sizes_of, pad_element, padding_of
 from halimede.core.config.shape_tensors import shape_tensors
-from halimede.core.schedule.batching import OutputTypes, checked_output, columns, internal, shape_text, stack, whole
-from halimede.core.types import ErrorCode, InferenceError, Tensor
+from halimede.core.schedule.batching import OutputTypes, checked_output, columns, stack, whole
+from halimede.core.types import InferenceError, Tensor, internal, invalid
+from halimede.core.types.tensor import shape_text
 
 Shape = tuple[int, ...]
 
@@ -294,4 +295,4 @@ def _by_shape(name: str, array: NDArray[Any], source: str, gathered: Gathered) -
 
 
 def _absent(source: str, what: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"input '{source}' is missing: {what} is made from it")
+    return invalid(f"input '{source}' is missing: {what} is made from it")

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.config.check_request import FRAMED_AT_ONCE
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.core.types.tensor import concatenate, join_bytes
+from halimede.core.types import DataType, Tensor, internal
+from halimede.core.types.tensor import concatenate, join_bytes, shape_text
 
 OutputTypes = Mapping[str, DataType]
 """A model's outputs in the configuration's order."""
@@ -244,13 +244,3 @@ def check_size(tensor: Tensor) -> None:
             f"output '{tensor.name}': the model sent {len(data)} bytes that are not the {expected} elements "
             f"of shape {shape_text(tensor.shape)}"
         )
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """The shape as messages show it."""
-    return f"[{','.join(map(str, shape))}]"
-
-
-def internal(message: str) -> InferenceError:
-    """The error of a model whose outputs do not fit, or of a batch that should not exist."""
-    return InferenceError(ErrorCode.INTERNAL, message)

@@ -11,7 +11,7 @@ from halimede.core.schedule.expected_batch import ExpectedBatch
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
 
@@ -29,11 +29,7 @@ class DynamicBatchScheduler:
     has_null_rows = False
 
     def __init__(
-        self,
-        policy: BatchPolicy,
-        instances: int = 0,
-        queue: BatchQueue | None = None,
-        begins_at: int = 0,
+        self, policy: BatchPolicy, instances: int = 0, queue: BatchQueue | None = None, begins_at: int = 0
     ) -> None:
         """Requests wait in `queue`; without it, in a `BatchQueue` with the policy, which prefetches nothing.
 
@@ -81,7 +77,7 @@ class DynamicBatchScheduler:
         actions: list[Action] = []
         if self.may_expire:
             for key in queue.expire(now_ns):
-                error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+                error = unavailable("Request timeout expired")
                 actions.append(Fail(key, error, FailureReason.EXPIRED))
         if self._begins_at:
             if len(queue.queued) < self._begins_at:

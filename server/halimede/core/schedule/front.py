@@ -19,7 +19,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.request_order import QueuedRequest
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.strategy import BatchedRequest, BatchingStrategy, StrategyBatch
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal
 
 AT_ONCE = 0
 
@@ -195,6 +195,4 @@ class Front:
 
 def failure(strategy: BatchingStrategy | None, where: str, error: Exception) -> InferenceError:
     name = type(strategy).__name__
-    return InferenceError(
-        ErrorCode.INTERNAL, f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}"
-    )
+    return internal(f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}")

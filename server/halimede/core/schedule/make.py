@@ -25,8 +25,7 @@ def make_scheduler(
     Without `take_back` no batch is prefetched. `hold` is for models with dynamic or sequence batching, as in Triton.
     `ids` counts the ids of sequences.
     """
-    transaction = config.model_transaction_policy
-    if max_concurrency(config) > 1 or (transaction is not None and transaction.decoupled):
+    if max_concurrency(config) > 1 or config.is_decoupled:
         # Instances that take several batches at a time, or end them at once, do not wait for the event loop.
         take_back = None
     if config.sequence_batching is not None:

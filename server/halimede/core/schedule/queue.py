@@ -35,7 +35,7 @@ from halimede.core.schedule.prefetch import Batch, Prefetch, TakeBack
 from halimede.core.schedule.request_order import QueuedRequest, RequestOrder
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 from halimede.core.types.statistics import FailureReason
 
 
@@ -107,7 +107,7 @@ class BatchQueue:
             policy, count = priorities.policies.get(level, policy), self._counts.get(level, 0)
         size_bytes = self._size_bytes + pending.size_bytes
         if count >= policy.max_queue_size or (self.queued and size_bytes > self._policy.max_queue_bytes):
-            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+            raise unavailable("Exceeds maximum queue size")
         request = QueuedRequest(pending, now_ns, level, level)
         if is_idle and count and self._is_plain and not front.is_formed:
             front.form(self._order)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.schedule.batching import check_size, shape_text
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.schedule.batching import check_size
+from halimede.core.types import DataType, Tensor, internal
+from halimede.core.types.tensor import shape_text
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class ReplyChecker:
         named: dict[str, Tensor] = {}
         for tensor in tensors:
             if tensor.name in named:
-                raise _internal(f"output '{tensor.name}': the model sent it twice in one answer")
+                raise internal(f"output '{tensor.name}': the model sent it twice in one answer")
             self._check(tensor, rows)
             named[tensor.name] = tensor
         return [tensor for name, tensor in named.items() if not wanted or name in wanted]
@@ -74,7 +75,7 @@ class ReplyChecker:
         name, shape = tensor.name, tensor.shape
         output = self._outputs.get(name)
         if output is None:
-            raise _internal(f"unexpected inference output '{name}'; the model has {', '.join(self._outputs)}")
+            raise internal(f"unexpected inference output '{name}'; the model has {', '.join(self._outputs)}")
         check_size(tensor)
         if tensor.datatype is not output.datatype:
             text = f"the model sent {tensor.datatype.name}, but the configuration says {output.datatype.config_name}"
@@ -100,11 +101,7 @@ class ReplyChecker:
 
     def _differs(self, name: str, what: str, text: str) -> None:
         if self._is_strict:
-            raise _internal(f"output '{name}': {text}")
+            raise internal(f"output '{name}': {text}")
         if (name, what) not in self._told:
             self._told.add((name, what))
             self.warnings.append(f"output '{name}': {text}; it is sent unchanged")
-
-
-def _internal(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INTERNAL, message)

@@ -25,7 +25,8 @@ import numpy as np
 
 from halimede.core.sequences.plan import Control, ControlKind, CorrelationControl, SequencePlan, State
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.core.types.error import EndedSequenceError, clip
+from halimede.core.types.error import EndedSequenceError, clip, internal, invalid, unavailable
+from halimede.core.types.tensor import shape_text
 
 NULL_KEY = -1
 """The key of a null row, which no request has."""
@@ -206,20 +207,18 @@ class Sequences:
         if self.states.try_take(size):
             self.states.give_back(size)
             return None
-        text = (
+        return unavailable(
             f"inference request of sequence {clip(str(item.request.sequence_id))} to model '{clip(self._model)}': the "
             f"{item.sequence_slot} null rows before it, which are as large, have {size} bytes and would exceed the "
             "memory that the server has for the states of sequences"
         )
-        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def _unfit(self, control: CorrelationControl) -> InferenceError:
         """The error of a text as the correlation id of a model that takes numbers."""
-        text = (
+        return invalid(
             f"sequence batching control '{clip(control.name)}' data-type is 'BYTES', but model '{clip(self._model)}' "
             f"expects '{control.datatype.name}'"
         )
-        return InferenceError(ErrorCode.INVALID_ARG, text)
 
     def begin(self, items: Sequence[Item]) -> list[Row]:
         """The rows of these requests, which are not empty and, if null rows are needed, in the order of their sequence
@@ -254,19 +253,19 @@ class Sequences:
         except if the model does not use it. UNAVAILABLE, and the sequence has ended, if the bytes are refused."""
         memory = row.memory
         if tensor.datatype is not state.datatype:
-            raise _internal(
+            raise internal(
                 f"state output '{clip(state.output_name)}': the model returned {tensor.datatype.name}, but the "
                 f"configuration says {state.datatype.config_name}"
             )
         if not state.fits(tensor.shape):
-            raise _internal(
-                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but the "
-                f"configuration says {_text(state.dims)}"
+            raise internal(
+                f"state output '{clip(state.output_name)}': the model returned shape {shape_text(tensor.shape)}, but "
+                f"the configuration says {shape_text(state.dims)}"
             )
         if state.has_one_buffer and tensor.shape != (shape := self._state_of(state, memory).shape):
-            raise _internal(
-                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but "
-                f"'use_same_buffer_for_input_output' keeps the state in a buffer of shape {_text(shape)}"
+            raise internal(
+                f"state output '{clip(state.output_name)}': the model returned shape {shape_text(tensor.shape)}, but "
+                f"'use_same_buffer_for_input_output' keeps the state in a buffer of shape {shape_text(shape)}"
             )
         # What has a buffer is copied into it as soon as the execution ends.
         is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
@@ -429,11 +428,3 @@ def _writable(data: Buffer) -> bytearray:
     if not isinstance(buffer, bytearray):
         raise TypeError(f"a state's buffer is a {type(buffer).__name__}")
     return buffer
-
-
-def _text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
-def _internal(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INTERNAL, message)

@@ -11,7 +11,16 @@ from halimede.core.types.device import (
     PlacedInstances,
     Placement,
 )
-from halimede.core.types.error import ErrorCode, InferenceError, Problem, shortage_of
+from halimede.core.types.error import (
+    ErrorCode,
+    InferenceError,
+    Problem,
+    internal,
+    invalid,
+    shortage_of,
+    unavailable,
+    unsupported,
+)
 from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue, RequestForm
 from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.core.types.tensor import Buffer, RegionSlice, Tensor
@@ -41,5 +50,9 @@ __all__ = [
     "Secret",
     "ServerMetadata",
     "Tensor",
+    "internal",
+    "invalid",
     "shortage_of",
+    "unavailable",
+    "unsupported",
 ]

@@ -42,6 +42,26 @@ class InferenceError(Exception):
         return hash((self.code, self.message))
 
 
+def invalid(message: str) -> InferenceError:
+    """The error of a request, file or setting that its author has to change."""
+    return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+def internal(message: str) -> InferenceError:
+    """The error of a fault of the server, a model or a backend."""
+    return InferenceError(ErrorCode.INTERNAL, message)
+
+
+def unavailable(message: str) -> InferenceError:
+    """The error of what may succeed later, or on another server."""
+    return InferenceError(ErrorCode.UNAVAILABLE, message)
+
+
+def unsupported(message: str) -> InferenceError:
+    """The error of what this server, backend or model cannot do."""
+    return InferenceError(ErrorCode.UNSUPPORTED, message)
+
+
 class EndedSequenceError(InferenceError):
     """The error of a request that could not be executed without ending its sequence: the state is dropped."""
 
@@ -72,9 +92,9 @@ def shortage_of(error: BaseException | None) -> InferenceError | None:
     # No `isinstance`, because it runs code of a model's exception class.
     kind = type(error)
     if issubclass(kind, MemoryError) or (kind is OSError and cast("OSError", error).errno == errno.ENOMEM):
-        return InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")
+        return unavailable("the server has not enough memory for this")
     if kind is RuntimeError and str(error) == "can't start new thread":
-        return InferenceError(ErrorCode.UNAVAILABLE, "the server cannot start a thread for this")
+        return unavailable("the server cannot start a thread for this")
     return None
 
 

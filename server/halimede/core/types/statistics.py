@@ -1,4 +1,7 @@
-"""Statistics of a model version, as a snapshot. Every `ns` is a sum over the counted events, in nanoseconds."""
+"""Statistics of a model version, as a snapshot. Every `ns` is a sum over the counted events, in nanoseconds.
+
+The fields of sums and durations have the names and the order of the protocol, which prints them as they are.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum

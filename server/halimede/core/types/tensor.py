@@ -18,6 +18,11 @@ Buffer = bytes | bytearray | memoryview
 """Contiguous bytes. A memoryview here is always one-dimensional with format "B", so that len() is a byte count."""
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """The shape as messages show it."""
+    return f"[{','.join(map(str, shape))}]"
+
+
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
     """`byte_size` bytes from `offset` on of the shared memory that a client registered under the name `region`."""

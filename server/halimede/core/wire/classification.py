@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, Tensor
+from halimede.core.types.error import clip, invalid
 from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.steps import Steps, run
 
@@ -19,9 +19,8 @@ UNCLASSIFIABLE = (DataType.FP16, DataType.BF16, DataType.BOOL, DataType.BYTES)
 def check_classifiable(name: str, datatype: DataType) -> None:
     """Raise INVALID_ARG if an output of this datatype has no classes."""
     if datatype in UNCLASSIFIABLE:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"class result not available for output due to unsupported type '{datatype.name}', output '{clip(name)}'",
+        raise invalid(
+            f"class result not available for output due to unsupported type '{datatype.name}', output '{clip(name)}'"
         )
 
 
@@ -45,7 +44,7 @@ def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool)
     """
     check_classifiable(tensor.name, tensor.datatype)
     if prod(tensor.shape) > MAX_ELEMENTS:
-        raise InferenceError(ErrorCode.INVALID_ARG, "classification output tensor too large")
+        raise invalid("classification output tensor too large")
     values = tensor.array()
     batch = tensor.shape[0] if batched and tensor.shape else 1
     rows = values.reshape(batch, values.size // batch if batch else 0)

@@ -5,15 +5,14 @@ of 64 MiB would stop the server for six seconds. Only their names, numbers and f
 a load request are not supported; support for them would have to read them in steps.
 """
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid
 
 MAX_CONTROL_BYTES = 64 << 10
 
 
 def control_too_large(what: str, size_bytes: int | str) -> InferenceError:
     """The error for a request of more than MAX_CONTROL_BYTES. `what` names the call; the size may be given in words."""
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"{what}: the request has {size_bytes} bytes, at most {MAX_CONTROL_BYTES} are taken. Configurations and files "
-        "are not accepted in a request: models are loaded from the repository.",
+        "are not accepted in a request: models are loaded from the repository."
     )

@@ -8,8 +8,8 @@ separates is the name itself, as in `x-.*|authorization`. A wildcard that happen
 import re
 from collections.abc import Iterable
 
-from halimede.core.types import ErrorCode, InferenceError, ParameterValue, Restrictions
-from halimede.core.types.error import clip
+from halimede.core.types import ParameterValue, Restrictions
+from halimede.core.types.error import clip, invalid
 
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
@@ -62,10 +62,7 @@ class Forwarding:
             if lowered in self._withheld:
                 continue
             if lowered in RESERVED or lowered.startswith(RESERVED_PREFIX):
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG,
-                    f"Header '{clip(name)}' is reserved for Triton usage and cannot be forwarded.",
-                )
+                raise invalid(f"Header '{clip(name)}' is reserved for Triton usage and cannot be forwarded.")
             parameters[name] = value
         return parameters
 

@@ -20,15 +20,8 @@ import orjson
 
 from halimede.core.config.model_config import ModelInput
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import (
-    ErrorCode,
-    InferenceError,
-    InferenceRequest,
-    InferenceResponse,
-    ParameterValue,
-    Tensor,
-)
-from halimede.core.types.error import clip
+from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
+from halimede.core.types.error import clip, invalid
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_JSON
@@ -51,10 +44,9 @@ from halimede.core.wire.json_scan import (
 )
 from halimede.core.wire.steps import Steps, run
 
-NOT_ONE_RESPONSE = InferenceError(
-    ErrorCode.INVALID_ARG,
+NOT_ONE_RESPONSE = invalid(
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number"
-    " of responses",
+    " of responses"
 )
 
 LOAD_FORMATS = (b"text", b"json")
@@ -175,7 +167,7 @@ def _without_tokens(skeleton: bytes) -> tuple[bytes, bool]:
     if words.isdisjoint((b"NaN", b"Infinity", b"-Infinity")):
         return skeleton, False
     if b"null" in words:
-        raise _invalid("Unable to parse 'data': attempt to access JSON non-number as double")
+        raise invalid("Unable to parse 'data': attempt to access JSON non-number as double")
     stands = {b"NaN": b"null", b"Infinity": orjson.dumps(_INFINITY), b"-Infinity": orjson.dumps(_MINUS_INFINITY)}
     return _TOKEN.sub(lambda match: stands.get(match[0], match[0]), skeleton), True
 
@@ -246,7 +238,7 @@ def _span(value: Any) -> int | None:
 
 def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | _Scanned) -> Steps[InferenceRequest]:
     if not isinstance(document, dict):
-        raise _invalid("attempt to get members for non-object")
+        raise invalid("attempt to get members for non-object")
     inputs = {each.name: each for each in view.config.input}
     reader = _Reader(view, inputs, source)
     request_id = ""
@@ -264,9 +256,9 @@ def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | 
 
 def _nested_steps(reader: "_Reader", members: Any) -> Steps[None]:
     if "parameters" in reader.inputs:
-        raise _invalid("Keyword 'parameters' for nested schema also given as input tensor name")
+        raise invalid("Keyword 'parameters' for nested schema also given as input tensor name")
     if not isinstance(members, dict):
-        raise _invalid("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
+        raise invalid("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
     try:
         for key, value in _members(members, reader.inputs):
             yield from reader.member_steps(key, value)
@@ -321,19 +313,15 @@ def tensor_shape(declared: ModelInput, batches: bool, count: int) -> tuple[int, 
     rest, odd = divmod(count, fixed) if fixed else (count, 0)
     open_dims = [at for at, dim in enumerate(dims) if dim < 0]
     if odd or (rest != 1 and not open_dims):
-        raise _invalid(f"The schema can not convert input '{clip(declared.name)}' to tensor with proper shape")
+        raise invalid(f"The schema can not convert input '{clip(declared.name)}' to tensor with proper shape")
     innermost = open_dims[-1] if open_dims else -1
     return tuple(dim if dim >= 0 else rest if at == innermost else 1 for at, dim in enumerate(dims))
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise _invalid("Unable to parse 'id': attempt to access JSON non-string as string")
+        raise invalid("Unable to parse 'id': attempt to access JSON non-string as string")
     return value
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, message)
 
 
 # ---- Responses

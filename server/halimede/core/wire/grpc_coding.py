@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, InferenceError, internal
 from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.grpc_call import DEFLATE, GZIP
 from halimede.core.wire.steps import Steps
@@ -32,4 +32,4 @@ def encode_steps(parts: Sequence[Buffer], encoding: bytes) -> Steps[tuple[Sequen
 
 def _broken(reason: str) -> InferenceError:
     # gRPC's specification of compression asks for INTERNAL.
-    return InferenceError(ErrorCode.INTERNAL, f"the compressed message cannot be inflated: {reason}")
+    return internal(f"the compressed message cannot be inflated: {reason}")

@@ -6,14 +6,8 @@ from enum import Enum
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import (
-    DataType,
-    ErrorCode,
-    InferenceError,
-    ModelIndexEntry,
-    ServerMetadata,
-)
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, ModelIndexEntry, ServerMetadata
+from halimede.core.types.error import clip, invalid, unsupported
 from halimede.core.types.statistics import ModelStatistics
 from halimede.core.wire.protocol import ProtoMessage, message_class
 
@@ -78,7 +72,7 @@ def encode_index(entries: Sequence[ModelIndexEntry]) -> ProtoMessage:
 def check_repository_name(message: ProtoMessage) -> None:
     """UNSUPPORTED if a repository request names a repository: models are identified by name alone."""
     if message.repository_name:
-        raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+        raise unsupported("'repository_name' specification is not supported")
 
 
 def decode_load_parameters(message: ProtoMessage) -> dict[str, str | bytes]:
@@ -90,11 +84,9 @@ def decode_load_parameters(message: ProtoMessage) -> dict[str, str | bytes]:
         elif key.startswith("file:"):
             expected = "bytes_param"
         else:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"unrecognized load parameter '{clip(key)}'.")
+            raise invalid(f"unrecognized load parameter '{clip(key)}'.")
         if parameter.WhichOneof("parameter_choice") != expected:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"invalid value type for load parameter '{clip(key)}', expected {expected}."
-            )
+            raise invalid(f"invalid value type for load parameter '{clip(key)}', expected {expected}.")
         parameters[key] = getattr(parameter, expected)
     return parameters
 
@@ -105,9 +97,7 @@ def decode_unload_dependents(message: ProtoMessage) -> bool:
         return False
     parameter = message.parameters["unload_dependents"]
     if parameter.WhichOneof("parameter_choice") != "bool_param":
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, "invalid value type for 'unload_dependents' parameter, expected bool_param."
-        )
+        raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
     return bool(parameter.bool_param)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, InferenceError, invalid
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, message_class, not_parsed, parse
@@ -129,10 +129,7 @@ def _cut(view: memoryview) -> LargeRequest:
         others.append(view[start:stop])
     size = sum(map(len, others))
     if size > MAX_OTHER_BYTES:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"the message has {size} bytes beside its tensors' data, at most {MAX_OTHER_BYTES} are taken",
-        )
+        raise invalid(f"the message has {size} bytes beside its tensors' data, at most {MAX_OTHER_BYTES} are taken")
     return LargeRequest(parse(ModelInferRequest, b"".join(others)), raws, contents)
 
 
@@ -178,13 +175,20 @@ def read_contents(parts: Sequence[memoryview], announced: Announced) -> Steps[Bu
     return elements.data
 
 
-class _Strings:
-    """The elements of `bytes_contents`, in wire layout."""
-
+class _Elements:
     def __init__(self, announced: Announced) -> None:
         self._announced = announced
         self._count = 0
         self.copied = GrowingBytes()
+
+    def _count_more(self, count: int) -> None:
+        self._count += count
+        if self._count > self._announced.most:
+            raise self._announced.too_many()
+
+
+class _Strings(_Elements):
+    """The elements of `bytes_contents`, in wire layout."""
 
     @property
     def data(self) -> Buffer:
@@ -216,19 +220,12 @@ class _Strings:
         yield 4
         yield from _copy_steps(element, self.copied)
 
-    def _count_more(self, count: int) -> None:
-        self._count += count
-        if self._count > self._announced.most:
-            raise self._announced.too_many()
 
-
-class _Numbers:
+class _Numbers(_Elements):
     """The elements of another field, in the order in which they come: packed, or each as a field of its own."""
 
     def __init__(self, announced: Announced) -> None:
-        self._announced = announced
-        self._count = 0
-        self.copied = GrowingBytes()
+        super().__init__(announced)
         self._view: memoryview | None = None
         """The only run of floats, of which nothing is copied."""
         # Without a field for the datatype all elements are in a wrong one.
@@ -314,11 +311,6 @@ class _Numbers:
         self.copied.add(self._announced.convert(values).view(np.uint8).data)
         return int(ends[-1]) + 1
 
-    def _count_more(self, count: int) -> None:
-        self._count += count
-        if self._count > self._announced.most:
-            raise self._announced.too_many()
-
 
 def _copy_steps(data: memoryview, into: GrowingBytes) -> Steps[None]:
     for at in range(0, len(data), _COPIED_BYTES):
@@ -377,9 +369,7 @@ def varint(value: int) -> bytes:
 
 
 def _too_many_fields(most: int) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG, f"the message has more than {most} fields beside its tensors' elements"
-    )
+    return invalid(f"the message has more than {most} fields beside its tensors' elements")
 
 
 _Field = tuple[int, int, int, int, int]

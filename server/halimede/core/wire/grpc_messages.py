@@ -10,7 +10,7 @@ from struct import Struct
 
 import numpy as np
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, internal
 
 PREFIX_BYTES = 5
 _PREFIX = Struct(">BI")
@@ -56,14 +56,15 @@ class MessageReader:
     `missing` is how much of the message in receipt has not arrived, 0 for none.
     """
 
-    __slots__ = ("_content", "_filled", "_is_compressed", "_max_bytes", "_prefix", "_too_large", "missing")
+    __slots__ = ("_content", "_is_compressed", "_max_bytes", "_prefix", "_too_large", "filled_bytes", "missing")
 
     def __init__(self, max_bytes: int, too_large: Callable[[int], InferenceError]) -> None:
         self._max_bytes = max_bytes
         self._too_large = too_large
         self._prefix = b""
         self._content = _EMPTY
-        self._filled = 0
+        self.filled_bytes = 0
+        """What has arrived of the message in receipt."""
         self._is_compressed = False
         self.missing = 0
 
@@ -72,17 +73,12 @@ class MessageReader:
         """Whether a message, or its prefix, is incomplete."""
         return bool(self.missing or self._prefix)
 
-    @property
-    def filled_bytes(self) -> int:
-        """What has arrived of the message in receipt."""
-        return self._filled
-
     def read(self, data: memoryview) -> Iterator[Message]:
         """The messages that `data` completes. INTERNAL for an invalid prefix."""
         at, end = 0, len(data)
         if self.missing:
             at = min(end, self.missing)
-            self._content[self._filled : self._filled + at] = data[:at]
+            self._content[self.filled_bytes : self.filled_bytes + at] = data[:at]
             if (message := self.received(at)) is not None:
                 yield message
         while at < end:
@@ -98,7 +94,7 @@ class MessageReader:
                 flag, length = _PREFIX.unpack_from(data, at)
                 at += PREFIX_BYTES
             if flag > 1:
-                raise InferenceError(ErrorCode.INTERNAL, f"a message begins with the flag {flag}, not 0 or 1")
+                raise internal(f"a message begins with the flag {flag}, not 0 or 1")
             if length > self._max_bytes:
                 raise self._too_large(length)
             if end - at >= length:
@@ -108,20 +104,20 @@ class MessageReader:
             # Memory from numpy is not touched before data arrives: an announced length alone uses no memory.
             self._content = np.empty(length, dtype=np.uint8).data
             self._is_compressed = flag == 1
-            self._filled = end - at
-            self._content[: self._filled] = data[at:end]
-            self.missing = length - self._filled
+            self.filled_bytes = end - at
+            self._content[: self.filled_bytes] = data[at:end]
+            self.missing = length - self.filled_bytes
             return
 
     def room(self) -> memoryview:
         """The memory of the rest of the message in receipt; empty without one."""
-        return self._content[self._filled :] if self.missing else _EMPTY
+        return self._content[self.filled_bytes :] if self.missing else _EMPTY
 
     def received(self, size: int) -> Message | None:
         """`size` bytes were received into `room`. Returns the message if it is complete."""
-        self._filled += size
+        self.filled_bytes += size
         self.missing -= size
         if self.missing:
             return None
-        content, self._content, self._filled = self._content, _EMPTY, 0
+        content, self._content, self.filled_bytes = self._content, _EMPTY, 0
         return Message(content, self._is_compressed)

@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.config.check_request import RequestChecker, too_many_elements
-from halimede.core.types import (
-    DataType,
-    ErrorCode,
-    InferenceError,
-    InferenceRequest,
-    RegionSlice,
-    Tensor,
-)
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, Tensor
 from halimede.core.types.datatype import FROM_WIRE
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
 from halimede.core.wire.grpc_large import CONTENTS_DATATYPES, LARGE_BYTES, read_contents, read_large
@@ -148,7 +141,7 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
     fields: dict[str, Any] = {}
     wants_empty_final = _read_parameters(fields, parameters) if parameters else False
     if len(raws) > len(tensors):
-        raise _invalid(
+        raise invalid(
             f"expected {len(tensors)} entries in raw_input_contents, one per input, but got {len(raws)} for model"
             f" '{clip(model_name)}'"
         )
@@ -157,12 +150,12 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
         name = tensor.name
         datatype = FROM_WIRE.get(tensor.datatype)
         if datatype is None:
-            raise _invalid(
+            raise invalid(
                 f"invalid datatype for input {clip(name)}: '{clip(tensor.datatype)}' is none of {', '.join(FROM_WIRE)}"
             )
         shape = tuple(tensor.shape)
         if shape and min(shape) < 0:
-            raise _invalid(
+            raise invalid(
                 f"[request id: {clip(request_id) or '<id_unknown>'}] All input dimensions should be specified for input"
                 f" '{clip(name)}' for model '{clip(model_name)}', got {shape_text(shape)}"
             )
@@ -172,7 +165,7 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
             is_large = at in large and tensor.HasField("contents")
             data = b"" if is_large else _typed_data(tensor, datatype, model_name, request_id)
         elif tensor.HasField("contents"):
-            raise _invalid(
+            raise invalid(
                 "contents field must not be specified when using raw_input_contents for"
                 f" '{clip(name)}' for model '{clip(model_name)}'"
             )
@@ -228,7 +221,7 @@ def _read_parameters(fields: dict[str, Any], parameters: Mapping[str, ProtoMessa
             case "binary_data_output":
                 pass  # asks for the form that every response here has
             case _ if key.startswith("triton_"):
-                raise _invalid(
+                raise invalid(
                     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys"
                     " starting with 'triton_' are allowed: triton_enable_empty_final_response"
                 )
@@ -248,7 +241,7 @@ def _read_destination(output: ProtoMessage) -> Destination:
     if classes.WhichOneof("parameter_choice") != "int64_param":
         raise _wrong_type("classification", "int64_param")
     if classes.int64_param <= 0:
-        raise _invalid("invalid value for 'classification' parameter, expected >= 0")
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
     return Inline(binary=True, classes=classes.int64_param)
 
 
@@ -293,14 +286,14 @@ class _Announced:
         outside = (elements < limits.min) | (elements > limits.max)
         if outside.any():
             text = f"value {elements[outside][0]} of input tensor '{clip(self.tensor.name)}' for model"
-            raise _invalid(
+            raise invalid(
                 f"{text} '{clip(self.model_name)}' is outside the range of its datatype '{datatype.name}',"
                 f" {limits.min} to {limits.max}"
             )
         return elements.astype(datatype.dtype)
 
     def wrong_field(self, field: str) -> InferenceError:
-        return _invalid(
+        return invalid(
             f"unexpected explicit tensor data for input tensor '{clip(self.tensor.name)}' for model"
             f" '{clip(self.model_name)}' of type '{CONTENTS_DATATYPES[field].name}', expected datatype"
             f" '{self.tensor.datatype.name}'"
@@ -318,22 +311,18 @@ def _flag(key: str, parameter: ProtoMessage, kind: str | None) -> bool:
 
 def _not_negative(key: str, value: int) -> int:
     if value < 0:
-        raise _invalid(f"invalid value for '{key}', expected value >= 0.")
+        raise invalid(f"invalid value for '{key}', expected value >= 0.")
     return value
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, message)
 
 
 def _too_many(**entries: Sequence[object]) -> InferenceError:
     name = next(name for name, values in entries.items() if len(values) > MAX_ENTRIES)
-    return _invalid(f"request has {len(entries[name])} {name}, at most {MAX_ENTRIES} are taken")
+    return invalid(f"request has {len(entries[name])} {name}, at most {MAX_ENTRIES} are taken")
 
 
 def _wrong_type(key: str, expected: str) -> InferenceError:
-    return _invalid(f"invalid value type for '{clip(key)}' parameter, expected {expected}")
+    return invalid(f"invalid value type for '{clip(key)}' parameter, expected {expected}")
 
 
 def _no_data(name: str, model: str) -> InferenceError:
-    return _invalid(f"unable to find data for input tensor '{clip(name)}' for model '{clip(model)}' in request.")
+    return invalid(f"unable to find data for input tensor '{clip(name)}' for model '{clip(model)}' in request.")

@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, ParameterValue
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError, InferenceResponse, ParameterValue
+from halimede.core.types.error import clip, internal
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
@@ -152,7 +152,6 @@ def _write_parameter(parameter: ProtoMessage, key: str, value: ParameterValue, m
         case int() if 0 <= value < 2**64:
             parameter.uint64_param = value
         case _:
-            raise InferenceError(
-                ErrorCode.INTERNAL,
-                f"response parameter '{clip(key)}' of model '{model}' is outside the range of int64 and uint64",
+            raise internal(
+                f"response parameter '{clip(key)}' of model '{model}' is outside the range of int64 and uint64"
             )

@@ -13,17 +13,9 @@ import orjson
 
 from halimede.core.config.model_config import ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import (
-    Buffer,
-    DeviceReport,
-    DeviceState,
-    ErrorCode,
-    InferenceError,
-    ModelIndexEntry,
-    ServerMetadata,
-)
-from halimede.core.types.error import clip
-from halimede.core.types.statistics import Duration, ModelStatistics, ResponseStatistics
+from halimede.core.types import Buffer, DeviceReport, DeviceState, InferenceError, ModelIndexEntry, ServerMetadata
+from halimede.core.types.error import clip, internal, invalid
+from halimede.core.types.statistics import ModelStatistics
 from halimede.core.wire.json_access import without_mark
 
 
@@ -57,50 +49,18 @@ def statistics_json(statistics: Sequence[ModelStatistics]) -> bytes:
 
 
 def _model_statistics(model: ModelStatistics) -> dict[str, Any]:
-    inference = model.inference
     return {
         "name": model.name,
         "version": model.version,
         "last_inference": model.last_inference_ms,
         "inference_count": model.inference_count,
         "execution_count": model.execution_count,
-        "inference_stats": {
-            "success": _duration(inference.success),
-            "fail": _duration(inference.fail),
-            "queue": _duration(inference.queue),
-            "compute_input": _duration(inference.compute_input),
-            "compute_infer": _duration(inference.compute_infer),
-            "compute_output": _duration(inference.compute_output),
-            "cache_hit": _duration(inference.cache_hit),
-            "cache_miss": _duration(inference.cache_miss),
-        },
-        "response_stats": {str(index): _response(response) for index, response in enumerate(model.responses)},
-        "batch_stats": [
-            {
-                "batch_size": batch.batch_size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
-            for batch in model.batches
-        ],
+        # The names of their fields, in this order, are the protocol's.
+        "inference_stats": model.inference,
+        "response_stats": {str(index): response for index, response in enumerate(model.responses)},
+        "batch_stats": model.batches,
         "memory_usage": [],
     }
-
-
-def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:
-    return {
-        "compute_infer": _duration(response.compute_infer),
-        "compute_output": _duration(response.compute_output),
-        "success": _duration(response.success),
-        "fail": _duration(response.fail),
-        "empty_response": _duration(response.empty_response),
-        "cancel": _duration(response.cancel),
-    }
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}
 
 
 def index_json(entries: Sequence[ModelIndexEntry]) -> bytes:
@@ -162,7 +122,7 @@ def decode_index_request(body: Buffer) -> bool:
     """Whether only ready models are requested."""
     ready = _document(body).get("ready", False)
     if not isinstance(ready, bool):
-        raise InferenceError(ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
+        raise invalid("Invalid value for 'ready': expected a boolean")
     return ready
 
 
@@ -171,10 +131,9 @@ def decode_load_request(body: Buffer) -> dict[str, str | bytes]:
     parameters: dict[str, str | bytes] = {}
     for key, value in _parameters(body).items():
         if key != "config" and not key.startswith("file:"):
-            raise InferenceError(
-                ErrorCode.INTERNAL,
+            raise internal(
                 f"unexpected error on creating Triton parameter: '{clip(key)}' is neither 'config' nor"
-                " 'file:<version>/<path>'",
+                " 'file:<version>/<path>'"
             )
         if not isinstance(value, str):
             raise _wrong_type(key, "string")
@@ -194,9 +153,7 @@ def _from_base64(key: str, value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"load parameter '{clip(key)}' must be the file's content in base64: {error}"
-        ) from None
+        raise invalid(f"load parameter '{clip(key)}' must be the file's content in base64: {error}") from None
 
 
 def _parameters(body: Buffer) -> dict[str, Any]:
@@ -214,15 +171,11 @@ def _document(body: Buffer) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"failed to parse the request JSON buffer: {error.msg}. at {error.pos}"
-        ) from None
+        raise internal(f"failed to parse the request JSON buffer: {error.msg}. at {error.pos}") from None
     if not isinstance(document, dict):
-        raise InferenceError(ErrorCode.INTERNAL, "failed to parse the request JSON buffer: it is not an object. at 0")
+        raise internal("failed to parse the request JSON buffer: it is not an object. at 0")
     return document
 
 
 def _wrong_type(key: str, kind: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INTERNAL, f"Unable to parse '{clip(key)}': attempt to access JSON non-{kind} as {kind}"
-    )
+    return internal(f"Unable to parse '{clip(key)}': attempt to access JSON non-{kind} as {kind}")

@@ -15,7 +15,7 @@ import orjson
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor, invalid
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.request import InputForm
@@ -25,7 +25,6 @@ from halimede.core.wire.forwarding import RESERVED_PREFIX
 from halimede.core.wire.json_access import (
     array_member,
     flag_member,
-    invalid,
     missing,
     object_member,
     parameter_value,
@@ -36,13 +35,7 @@ from halimede.core.wire.json_access import (
 )
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_limits import HALF, check_outputs, half_input
-from halimede.core.wire.json_scan import (
-    BLOCK_BYTES,
-    MAX_SKELETON_BYTES,
-    check_depth,
-    load_json,
-    scan_steps,
-)
+from halimede.core.wire.json_scan import BLOCK_BYTES, MAX_SKELETON_BYTES, check_depth, load_json, scan_steps
 from halimede.core.wire.raw_tensor import LENGTH_BYTES, byte_size, element_count, take
 from halimede.core.wire.shared_memory import REGION, read_region, resolve
 from halimede.core.wire.steps import Steps, run
@@ -178,11 +171,7 @@ def _without_varying(text: bytes) -> tuple[bytes, str, int]:
 
 
 def decode_infer_steps(
-    view: ModelView,
-    body: Buffer,
-    header_length: int | None,
-    version: str = "",
-    checker: RequestChecker | None = None,
+    view: ModelView, body: Buffer, header_length: int | None, version: str = "", checker: RequestChecker | None = None
 ) -> Steps[DecodedInfer]:
     """As `decode_infer`, in steps of at most about 10 ms each. For `checker` see `decode_large_steps`."""
     if header_length != 0 and len(body):

@@ -6,7 +6,7 @@ from functools import lru_cache
 import orjson
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import DataType, InferenceResponse, internal
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify_steps
 from halimede.core.wire.destinations import BINARY, Destinations
@@ -41,11 +41,7 @@ def encode_infer(response: InferenceResponse, destinations: Destinations, view: 
     return run(encode_infer_steps(response, destinations, view))
 
 
-def encode_infer_steps(
-    response: InferenceResponse,
-    destinations: Destinations,
-    view: ModelView,
-) -> Steps[EncodedInfer]:
+def encode_infer_steps(response: InferenceResponse, destinations: Destinations, view: ModelView) -> Steps[EncodedInfer]:
     """As `encode_infer`, in steps of at most about 10 ms each."""
     head = _model_json(response.model_name, response.model_version)
     head = b'{"id":%b,%b' % (orjson.dumps(response.id), head) if response.id else b"{" + head
@@ -85,11 +81,7 @@ def _model_json(name: str, version: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _output_json(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":%b' % (
-        orjson.dumps(name),
-        datatype.name.encode(),
-        orjson.dumps(shape),
-    )
+    return b'{"name":%b,"datatype":"%b","shape":%b' % (orjson.dumps(name), datatype.name.encode(), orjson.dumps(shape))
 
 
 @lru_cache(maxsize=1024)
@@ -109,9 +101,7 @@ def parameters_json(response: InferenceResponse, value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"parameters of a response of model '{response.model_name}' are not JSON: {error}"
-        ) from None
+        raise internal(f"parameters of a response of model '{response.model_name}' are not JSON: {error}") from None
 
 
 def join_chunks(chunks: list[Buffer]) -> list[Buffer]:

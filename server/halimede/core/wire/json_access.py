@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
-from halimede.core.types.error import clip
+from halimede.core.types import Buffer, InferenceError, ParameterValue
+from halimede.core.types.error import clip, invalid
 from halimede.core.wire.raw_tensor import shape_text
 
 _MAX_ELEMENTS = 2**63 - 1
@@ -13,11 +13,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def without_mark(text: Buffer) -> Buffer:
     """The JSON text without the byte order mark of UTF-8, which C# and PowerShell may write in front of it."""
     return memoryview(text)[3:] if text[:3] == _BYTE_ORDER_MARK else text
-
-
-def invalid(message: str) -> InferenceError:
-    """The error for a request that the client has to change."""
-    return InferenceError(ErrorCode.INVALID_ARG, message)
 
 
 def missing(key: str) -> InferenceError:

@@ -19,8 +19,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, InferenceError
+from halimede.core.types.error import clip, invalid
 from halimede.core.types.tensor import Buffer, join_bytes
 from halimede.core.wire.json_scan import JSON_SPACE, SPACES, ScannedJson, load_json, malformed
 from halimede.core.wire.raw_tensor import LENGTH_BYTES
@@ -212,21 +212,18 @@ def _to_array(name: str, datatype: DataType, values: list[Any]) -> NDArray[Any]:
         integers: np.dtype[Any] = datatype.dtype
         limits = np.iinfo(integers)
         value = next(value for value in values if not limits.min <= value <= limits.max)
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"Unable to parse 'data': {value} of input '{clip(name)}' is out of range for datatype {datatype.name},"
-            f" {limits.min} to {limits.max}",
+            f" {limits.min} to {limits.max}"
         ) from None
 
 
 def _wrong_count() -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG, "Unable to parse 'data': Shape does not match true shape of 'data' field"
-    )
+    return invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
 def _wrong_kind(datatype: DataType) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, _KINDS[datatype][1])
+    return invalid(_KINDS[datatype][1])
 
 
 # ---- One element that is longer than a piece

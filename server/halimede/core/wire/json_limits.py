@@ -1,11 +1,10 @@
 """What JSON cannot carry: half-precision floats."""
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, InferenceError, InferenceRequest
+from halimede.core.types import DataType, InferenceError, InferenceRequest, invalid
 from halimede.core.types.error import clip
 from halimede.core.wire.classification import check_classifiable
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
-from halimede.core.wire.json_access import invalid
 
 HALF = (DataType.FP16, DataType.BF16)
 """Datatypes that JSON cannot carry, as in Triton."""

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types import DataType, Tensor
+from halimede.core.types.error import clip, internal, invalid
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.raw_tensor import elements
 from halimede.core.wire.steps import Steps
@@ -81,13 +81,12 @@ def _print_strings_steps(tensor: Tensor) -> Steps[list[Buffer]]:
                     yield 0
                 chunks.append(b'"')
     except UnicodeDecodeError:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"output '{clip(tensor.name)}' has an element that is not UTF-8 and cannot be sent via JSON,"
-            " ask for it as binary data",
+            " ask for it as binary data"
         ) from None
     except ValueError as error:
-        raise InferenceError(ErrorCode.INTERNAL, f"output '{clip(tensor.name)}' is broken: {error}") from None
+        raise internal(f"output '{clip(tensor.name)}' is broken: {error}") from None
     if batch:
         chunks += (b",", memoryview(orjson.dumps(batch))[1:-1])
     if not chunks:

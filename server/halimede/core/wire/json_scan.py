@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.steps import Steps, run
 
@@ -32,7 +32,7 @@ SPACES = re.compile(rb"[ \t\n\r]+")
 
 def malformed(message: str, at: int) -> InferenceError:
     """The error for a document that is not JSON."""
-    return InferenceError(ErrorCode.INVALID_ARG, f"failed to parse the request JSON buffer: {message}. at {at}")
+    return invalid(f"failed to parse the request JSON buffer: {message}. at {at}")
 
 
 def load_json(text: Buffer, offset: int = 0) -> Any:
@@ -86,10 +86,9 @@ class ScannedJson:
         """Count a part that is parsed in one step. INVALID_ARG if there are too many."""
         self.room -= size
         if self.room < 0:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"the request JSON has more than {self.limit} bytes beside the 'data' of its inputs and white space;"
-                " send large values as tensors",
+                " send large values as tensors"
             )
 
     def parse_steps(self, span: int) -> Steps[Any]:
@@ -119,11 +118,7 @@ class ScannedJson:
 
 
 def scan_steps(
-    text: Buffer,
-    block_bytes: int = BLOCK_BYTES,
-    skeleton_limit: int = MAX_SKELETON_BYTES,
-    *,
-    members: bool = False,
+    text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES, *, members: bool = False
 ) -> Steps[ScannedJson]:
     """Take the arrays of inputs out of a document; with `members` the arrays and long strings of its members.
 
@@ -209,9 +204,7 @@ class _Scan:
         arrays = self.arrays + np.cumsum(steps)
         objects = self.objects + np.cumsum(_OBJECT_STEPS[tokens.kind])
         if int(np.max(arrays + objects)) > MAX_DEPTH:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
-            )
+            raise invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
         if int(np.min(arrays)) < 0 or int(np.min(objects)) < 0:
             raise malformed("a closing bracket too many", start)
         self.arrays, self.objects = int(arrays[-1]), int(objects[-1])

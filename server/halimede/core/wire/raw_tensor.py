@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import prod
 
 from halimede.core.config.check_request import MAX_TENSOR_BYTES
-from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import DataType
+from halimede.core.types.error import clip, invalid
 from halimede.core.types.tensor import Buffer
 
 LENGTH_BYTES = 4
@@ -21,10 +21,9 @@ def element_count(name: str, datatype: DataType, shape: tuple[int, ...], model: 
         addressed *= dim or 1
         # The product of a hostile shape may be a huge number, so multiplication stops at the limit.
         if addressed > limit:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"input '{clip(name)}' has too many elements for model '{clip(model)}', got shape {shape_text(shape)},"
-                f" a tensor has at most {MAX_TENSOR_BYTES} bytes",
+                f" a tensor has at most {MAX_TENSOR_BYTES} bytes"
             )
     return 0 if 0 in shape else addressed
 
@@ -44,10 +43,9 @@ def take(tail: memoryview, at: int, size: int, name: str, model: str) -> memoryv
     """`size` bytes of the binary part from `at` on, as a view, for input `name`; INVALID_ARG if fewer are left."""
     end = at + size
     if end > len(tail):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
+        raise invalid(
             f"unexpected size for input '{clip(name)}', expecting {end - len(tail)} additional bytes"
-            f" for model '{clip(model)}'",
+            f" for model '{clip(model)}'"
         )
     return tail[at:end]
 

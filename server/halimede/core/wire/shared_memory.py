@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from halimede.core.types import ErrorCode, InferenceError, RegionSlice
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid, unsupported
 
 REGION = "shared_memory_region"
 BYTE_SIZE = "shared_memory_byte_size"
@@ -48,12 +48,11 @@ def _unsigned(kind: str, name: str, key: str, value: object) -> int:
 
 
 def _not_available(kind: str, name: str, key: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.UNSUPPORTED,
+    return unsupported(
         f"parameter '{key}' of {kind} '{clip(name)}': shared memory is not available yet,"
-        " tensors must be sent in the message",
+        " tensors must be sent in the message"
     )
 
 
 def _wrong_kind(kind: str, name: str, key: str, expected: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"parameter '{key}' of {kind} '{clip(name)}' must be {expected}")
+    return invalid(f"parameter '{key}' of {kind} '{clip(name)}' must be {expected}")

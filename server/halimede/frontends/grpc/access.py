@@ -10,23 +10,16 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 _INFERENCE_METHODS = {
-    "ServerLive": ApiCategory.HEALTH,
-    "ServerReady": ApiCategory.HEALTH,
-    "ModelReady": ApiCategory.HEALTH,
-    "ServerMetadata": ApiCategory.METADATA,
-    "ModelMetadata": ApiCategory.METADATA,
-    "ModelInfer": ApiCategory.INFERENCE,
-    "ModelStreamInfer": ApiCategory.INFERENCE,
-    "SystemSharedMemoryStatus": ApiCategory.SHARED_MEMORY,
-    "SystemSharedMemoryRegister": ApiCategory.SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": ApiCategory.SHARED_MEMORY,
-    "CudaSharedMemoryStatus": ApiCategory.SHARED_MEMORY,
-    "CudaSharedMemoryRegister": ApiCategory.SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": ApiCategory.SHARED_MEMORY,
+    **dict.fromkeys(("ServerLive", "ServerReady", "ModelReady"), ApiCategory.HEALTH),
+    **dict.fromkeys(("ServerMetadata", "ModelMetadata"), ApiCategory.METADATA),
+    **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), ApiCategory.INFERENCE),
+    **{
+        f"{kind}SharedMemory{action}": ApiCategory.SHARED_MEMORY
+        for kind in ("System", "Cuda")
+        for action in ("Status", "Register", "Unregister")
+    },
     "ModelConfig": ApiCategory.MODEL_CONFIG,
-    "RepositoryIndex": ApiCategory.MODEL_REPOSITORY,
-    "RepositoryModelLoad": ApiCategory.MODEL_REPOSITORY,
-    "RepositoryModelUnload": ApiCategory.MODEL_REPOSITORY,
+    **dict.fromkeys(("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"), ApiCategory.MODEL_REPOSITORY),
     "ModelStatistics": ApiCategory.STATISTICS,
     "TraceSetting": ApiCategory.TRACE,
     "LogSettings": ApiCategory.LOGGING,

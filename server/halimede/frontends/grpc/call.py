@@ -9,7 +9,7 @@ from typing import Protocol
 
 from halimede.core.observe.access_lines import Access, AccessLog, access_kind
 from halimede.core.observe.access_lines import Protocol as LoggedProtocol
-from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError, shortage_of
+from halimede.core.types import ApiCategory, Buffer, InferenceError, internal, invalid, shortage_of, unavailable
 from halimede.core.wire.grpc_call import IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
 from halimede.core.wire.grpc_messages import (
     PREFIX_BYTES,
@@ -53,14 +53,14 @@ log = logging.getLogger(__name__)
 
 def shutting_down() -> InferenceError:
     """The error of calls that draining cuts short."""
-    return InferenceError(ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
+    return unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def crashed(what: str, error: Exception) -> InferenceError:
     """The error for an unexpected exception, which is logged here: the client does not get its details."""
     log.error("%s failed", what, exc_info=error)
     text = f"{what} failed by an internal error; the server's log has the cause"
-    return shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
+    return shortage_of(error) or internal(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Call:
         self.has_half_closed = True
         incoming = self.incoming
         if incoming is not None and incoming.is_within:
-            raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
+            raise invalid("the call ended before a whole request came")
         if (incoming is None or incoming.has_all_delivered) and self.on_half_closed is not None:
             self.on_half_closed()
 
@@ -306,7 +306,7 @@ class Call:
             return
         self.held_bytes += size
         if not self._conversation.held.hold(size):
-            raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
+            raise unavailable(NO_ROOM)
 
     def release(self, size: int) -> None:
         """Give back bytes that were counted. No effect if the call has ended, which gives back all of them."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, unsupported
 from halimede.core.wire.grpc_control import (
     check_repository_name,
     decode_load_parameters,
@@ -127,6 +127,6 @@ def _unregistered(name: str) -> Handler:
 
 def _not_available(name: str, what: str) -> Handler:
     async def refuse(_request: ProtoMessage) -> ProtoMessage:
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"{name}: {what} is not available yet in this server")
+        raise unsupported(f"{name}: {what} is not available yet in this server")
 
     return refuse

@@ -9,7 +9,7 @@ from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoMessage, message_class
 from halimede.facade.server import Server
 from halimede.frontends.grpc.call import Call, shutting_down
-from halimede.frontends.grpc.opening import parse_small
+from halimede.frontends.grpc.opening import fail_without_message, parse_small
 
 SERVICES = ("", "inference.GRPCInferenceService")
 
@@ -50,7 +50,7 @@ class HealthService:
     def begin_watch(self, call: Call) -> None:
         """Send the status now and whenever it changes, until the client leaves or the server drains."""
         call.on_message = partial(self._watch, call)
-        call.on_half_closed = partial(_fail_without_message, call)
+        call.on_half_closed = partial(fail_without_message, call)
 
     def _watch(self, call: Call, message: Message) -> None:
         service = parse_small(call, _Request, message).service
@@ -93,7 +93,3 @@ class HealthService:
 def _send(call: Call, status: int) -> None:
     message = _Response(status=status).SerializeToString()
     call.send((message,), len(message))
-
-
-def _fail_without_message(call: Call) -> None:
-    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))

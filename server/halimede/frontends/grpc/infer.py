@@ -5,7 +5,16 @@ from functools import partial
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.types import (
+    Buffer,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ParameterValue,
+    internal,
+    invalid,
+    unsupported,
+)
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_coding import encode_steps
@@ -89,7 +98,7 @@ class _UnaryInfer:
         call.on_half_closed = self._fail_without_message
 
     def _fail_without_message(self) -> None:
-        raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
+        raise invalid("the call ended before a whole request came")
 
     def _take(self, message: Message) -> None:
         # The client may send no second message; if it does, it is not read.
@@ -116,10 +125,8 @@ class _UnaryInfer:
         call, context = self._call, self._context
         self._view = view
         call.noted.found = True
-        if is_decoupled(view):
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
+        if view.config.is_decoupled:
+            raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         if message.in_steps:
             context.steps.run(call, message.decode_steps(RequestChecker(view.config)), self._infer, call.fail)
         else:
@@ -150,7 +157,7 @@ class _UnaryInfer:
             call.noted.version = response.model_version
         try:
             if self._early:
-                raise InferenceError(ErrorCode.INTERNAL, "expected a single response, got more")
+                raise internal("expected a single response, got more")
             if response.error is not None:
                 call.fail(response.error)
                 return
@@ -173,11 +180,6 @@ class _UnaryInfer:
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))
-
-
-def is_decoupled(view: ModelView) -> bool:
-    policy = view.config.model_transaction_policy
-    return policy is not None and policy.decoupled
 
 
 def add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:

@@ -22,7 +22,7 @@ from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
 from halimede.frontends.finding import find_model
 from halimede.frontends.grpc.call import Call, Holding, Noted, crashed, shutting_down
-from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, is_decoupled
+from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded
 from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
 
 MAX_UNANSWERED = 256
@@ -113,7 +113,7 @@ class _InferStream:
     def _begin(self, noted: Noted, held: Holding, message: InferMessage, view: ModelView) -> None:
         context = self._context
         noted.found = True
-        decoupled = is_decoupled(view)
+        decoupled = view.config.is_decoupled
         on_error = partial(self._refuse, noted, held, decoupled)
         if message.in_steps:
             accept = partial(self._accept, noted, held, view)
@@ -127,7 +127,7 @@ class _InferStream:
             self._accept(noted, held, view, decoded)
 
     def _accept(self, noted: Noted, held: Holding, view: ModelView, decoded: InferCall) -> None:
-        request = self._open(noted, held, is_decoupled(view))
+        request = self._open(noted, held, view.config.is_decoupled)
         if self._forwarded:
             add_forwarded(decoded.request, self._forwarded)
         ticket = self._context.server.infer(decoded.request, partial(self._on_response, request, view, decoded))

@@ -1,7 +1,7 @@
 """Messages of calls as they were before compression."""
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types import Buffer
+from halimede.core.types.error import clip, internal, invalid, unsupported
 from halimede.core.wire.grpc_call import DEFLATE, ENCODINGS, GZIP, IDENTITY
 from halimede.core.wire.grpc_coding import decode_steps
 from halimede.core.wire.grpc_messages import Message
@@ -16,15 +16,17 @@ def open_steps(call: Call, message: Message) -> Steps[Buffer]:
         return message.content
     encoding = call.head.encoding
     if encoding == IDENTITY:
-        raise InferenceError(ErrorCode.INTERNAL, "a message is marked as compressed, but grpc-encoding is identity")
+        raise internal("a message is marked as compressed, but grpc-encoding is identity")
     if encoding not in (GZIP, DEFLATE):
         accepted = b", ".join(ENCODINGS).decode()
         name = clip(encoding.decode("utf-8", "replace"))
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"grpc-encoding '{name}' is not supported, expected one of {accepted}"
-        )
+        raise unsupported(f"grpc-encoding '{name}' is not supported, expected one of {accepted}")
     method = call.method
     return (yield from decode_steps(message.content, encoding, method.max_bytes, method.too_large))
+
+
+def fail_without_message(call: Call) -> None:
+    call.fail(invalid("the call ended before a whole request came"))
 
 
 def parse_small(call: Call, request: ProtoClass, message: Message) -> ProtoMessage:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage
@@ -15,7 +14,7 @@ from halimede.core.wire.steps import run
 from halimede.facade.server import Server
 from halimede.frontends.finding import find_model
 from halimede.frontends.grpc.call import Call
-from halimede.frontends.grpc.opening import parse_small
+from halimede.frontends.grpc.opening import fail_without_message, parse_small
 
 Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
 """Answers one request; raises InferenceError to refuse it."""
@@ -31,7 +30,7 @@ class UnaryMethod:
     def begin(self, call: Call) -> None:
         """Begin a call."""
         call.on_message = partial(self._take, call)
-        call.on_half_closed = partial(_fail_without_message, call)
+        call.on_half_closed = partial(fail_without_message, call)
 
     def _take(self, call: Call, message: Message) -> None:
         call.on_message = call.on_half_closed = None
@@ -73,10 +72,6 @@ def _respond(call: Call, response: ProtoMessage) -> None:
         call.answer(parts, sum(map(len, parts)), is_compressed=is_compressed)
     else:
         call.answer((answer,), len(answer))
-
-
-def _fail_without_message(call: Call) -> None:
-    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))
 
 
 def _note_model(call: Call, request: ProtoMessage) -> None:

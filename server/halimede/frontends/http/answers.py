@@ -1,6 +1,5 @@
 """Shared by the handlers of inference requests: errors as answers, headers as parameters, and the size of one step."""
 
-from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import error_json
@@ -28,12 +27,6 @@ def respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
 def retry_fields(error: InferenceError) -> bytes:
     """The header line that asks the client to retry; "" for an error that a retry does not help."""
     return RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b""
-
-
-def is_decoupled(view: ModelView) -> bool:
-    """Whether the model is decoupled: a request may have any number of answers."""
-    policy = view.config.model_transaction_policy
-    return policy is not None and policy.decoupled
 
 
 def size_of(response: InferenceResponse) -> int:

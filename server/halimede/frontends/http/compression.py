@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, InferenceError, invalid
 from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.steps import Steps
 from halimede.core.wire.zlib_steps import GZIP_WBITS, RAW_WBITS, ZLIB_WBITS, compress_steps, inflate_steps
@@ -55,10 +55,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[Buffer]:
     while True:  # One turn per member: a gzip body may consist of several in sequence.
         members += 1
         if members > _MAX_MEMBERS:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"the request body has more than {_MAX_MEMBERS} gzip members. Send fewer or larger ones.",
-            )
+            raise invalid(f"the request body has more than {_MAX_MEMBERS} gzip members. Send fewer or larger ones.")
         rest, last = yield from inflate_steps(rest, wbits, out, limit, *errors)
         yield last
         if not len(rest):
@@ -73,15 +70,14 @@ def _deflate_format(body: memoryview) -> int:
 
 
 def _too_large(limit: int) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
-        "Use --http-max-input-size to increase the limit.",
+        "Use --http-max-input-size to increase the limit."
     )
 
 
 def _broken(coding: str, reason: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"the request body is not valid {coding} data: {reason}")
+    return invalid(f"the request body is not valid {coding} data: {reason}")
 
 
 def encode_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes] | None]:

@@ -11,7 +11,7 @@ from halimede.frontends.http.shared import Shared
 class ReceiveDeadlines:
     """Limits for the duration of a head, the rate of a body, and an idle connection."""
 
-    __slots__ = ("_bytes", "_idle_requests", "_idle_since", "_shared", "_since", "_watched")
+    __slots__ = ("_bytes", "_idle_requests", "_shared", "_since", "_watched", "idle_since")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -19,14 +19,15 @@ class ReceiveDeadlines:
         self._watched: tuple[ReceiverState, int] | None = None
         self._since = 0.0
         self._bytes = 0
-        self._idle_since = 0.0
+        self.idle_since = 0.0
+        """Since when the sweeps saw no request."""
         self._idle_requests = -1
 
     def check(self, receiver: Receiver, now: float) -> None:
         """Note the client's progress. Refuses a request that takes too long."""
         state, requests = receiver.state, receiver.requests
         if state is not ReceiverState.HEAD or requests != self._idle_requests:
-            self._idle_since, self._idle_requests = now, requests
+            self.idle_since, self._idle_requests = now, requests
         if not receiver.is_receiving or receiver.is_full:
             self._watched = None
             return
@@ -51,15 +52,10 @@ class ReceiveDeadlines:
                 )
             self._since, self._bytes = now, received
 
-    @property
-    def idle_since(self) -> float:
-        """Since when the sweeps saw no request."""
-        return self._idle_since
-
     def is_idle_since(self, then: float, requests: int) -> bool:
         """Whether there was no request since `then`. `requests` is their number now: there may have been some since the
         last sweep."""
-        return self._idle_since <= then and requests == self._idle_requests
+        return self.idle_since <= then and requests == self._idle_requests
 
 
 class SendDeadline:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse, invalid
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.generate import (
     LOAD_FORMATS,
@@ -24,7 +24,6 @@ from halimede.frontends.http.answers import (
     Parameters,
     add_forwarded,
     forwarded,
-    is_decoupled,
     respond_infer_error,
     size_of,
 )
@@ -62,9 +61,7 @@ class GenerateHandler:
         exchange.model = view.name
         coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
         if coding not in {b"", IDENTITY.encode()}:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"Unsupported content-encoding, only '{IDENTITY}' is supported."
-            )
+            raise invalid(f"Unsupported content-encoding, only '{IDENTITY}' is supported.")
         parameters = {} if self._forward is None else forwarded(self._forward, exchange.head)
         infer = partial(self._infer, exchange, view, parameters, streams)
         if len(exchange.body) > IN_STEPS_ABOVE:
@@ -86,7 +83,7 @@ class GenerateHandler:
             self.steps,
             exchange,
             encode_generate_steps,
-            is_decoupled=is_decoupled(view),
+            is_decoupled=view.config.is_decoupled,
             sends_errors=True,
             find_fields=partial(self.find_load_fields, exchange, view.name),
         ).start(request)
@@ -139,7 +136,7 @@ class _SoleCall:
         if not response.final:
             self.handler.server.acknowledge(self.ticket)
         # An empty answer is the answer of a model that is not decoupled, and the end of a decoupled model's answers.
-        is_end = response.final and response.is_empty and (is_decoupled(self.view) or self.answer is not None)
+        is_end = response.final and response.is_empty and (self.view.config.is_decoupled or self.answer is not None)
         if response.error is not None:
             self._fail(response.error, response.final)
         elif is_end and self.answer is not None:

@@ -5,7 +5,7 @@ from functools import partial
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import Buffer, InferenceError, InferenceResponse, internal, unsupported
 from halimede.core.wire.destinations import Destinations
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_request import (
@@ -27,7 +27,6 @@ from halimede.frontends.http.answers import (
     Parameters,
     add_forwarded,
     forwarded,
-    is_decoupled,
     respond_error,
     respond_infer_error,
 )
@@ -45,12 +44,7 @@ class InferHandler:
     """Serves inference for complete requests."""
 
     def __init__(
-        self,
-        server: Server,
-        steps: StepQueue,
-        *,
-        max_input_size: int,
-        forward: Forwarding | None = None,
+        self, server: Server, steps: StepQueue, *, max_input_size: int, forward: Forwarding | None = None
     ) -> None:
         self.server = server
         self.steps = steps
@@ -79,10 +73,9 @@ class InferHandler:
         streams = accept is not None and b"event" in accept.lower() and accepts_events(accept.decode("latin-1"))
         policy = view.config.model_transaction_policy
         if policy is not None and policy.decoupled and not streams:
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED,
+            raise unsupported(
                 "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or"
-                " send the header 'Accept: text/event-stream'",
+                " send the header 'Accept: text/event-stream'"
             )
         parameters = None if self._forward is None else forwarded(self._forward, exchange.head)
         infer = self._stream if streams else self._infer
@@ -112,7 +105,7 @@ class InferHandler:
         length: bytes | None,
     ) -> None:
         if coding not in CODINGS:
-            error = InferenceError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
+            error = unsupported("Unsupported compression type")
             respond_error(exchange, error, _SUPPORTED_CODINGS)
             return
         self.steps.run(
@@ -162,7 +155,7 @@ class InferHandler:
             self.steps,
             exchange,
             lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
-            is_decoupled=is_decoupled(view),
+            is_decoupled=view.config.is_decoupled,
             sends_empty_final=sends_empty_final,
         ).start(request)
 
@@ -209,7 +202,7 @@ class _Call:
         exchange.version = response.model_version
         try:
             if self.early:
-                raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")
+                raise internal(f"expected a single response, got {self.early + 1}")
             if response.error is not None:
                 respond_infer_error(exchange, response.error)
                 return

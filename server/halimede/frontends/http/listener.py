@@ -10,7 +10,7 @@ from typing import Any
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.access_lines import AccessLog, Protocol
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import internal, shortage_of
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.answers import respond_infer_error
@@ -180,7 +180,7 @@ class Listener:
     def fail(self, exchange: Exchange, error: BaseException) -> None:
         """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
-        respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))
+        respond_infer_error(exchange, shortage_of(error) or internal(INTERNAL_ERROR))
 
 
 def _log_and_handle(log: Callable[[str], None], handle: Callable[[Exchange], None], exchange: Exchange) -> None:

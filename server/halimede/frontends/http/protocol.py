@@ -11,7 +11,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol, cast
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
+from halimede.core.types import Buffer, shortage_of, unavailable
 from halimede.frontends.http.access import CLIENT_LEFT, RequestLog
 from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def count(self, exchange: Exchange, size: int) -> None:
         """Count bytes that are made of the body of `exchange`. UNAVAILABLE when they are too many."""
         if self.exchange is exchange and not self._receiver.can_hold(size):
-            raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
+            raise unavailable(NO_ROOM)
 
     def answer(self, exchange: Exchange, status: int, fields: bytes, chunks: Sequence[Buffer]) -> None:
         """Send the answer to `exchange` if it is the current one."""

@@ -1,7 +1,7 @@
 """The HTTP front end: a listener that passes each exchange to the server by its route."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from types import MappingProxyType
 
@@ -10,8 +10,8 @@ from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.model_view import ModelView
 from halimede.core.config.write import to_json
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
-from halimede.core.types.error import clip
+from halimede.core.types import Buffer, InferenceError, Restrictions
+from halimede.core.types.error import clip, unsupported
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import (
@@ -231,32 +231,29 @@ class HttpServer(Listener):
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._load(exchange, route.model, decode_load_request(_small_body(exchange, route))))
-
-    async def _load(self, exchange: Exchange, model: str, parameters: dict[str, str | bytes]) -> None:
-        try:
-            await self._model_server.load_model(model, parameters)
-        except InferenceError as error:
-            respond_error(exchange, error)
-        else:
-            exchange.respond(200, PLAIN_TEXT)
+        parameters = decode_load_request(_small_body(exchange, route))
+        load = partial(self._model_server.load_model, route.model, parameters)
+        self.spawn(exchange, _respond_after(exchange, load))
 
     def _model_unload(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._unload(exchange, route.model, decode_unload_request(_small_body(exchange, route))))
+        unload_dependents = decode_unload_request(_small_body(exchange, route))
+        unload = partial(self._model_server.unload_model, route.model, unload_dependents)
+        self.spawn(exchange, _respond_after(exchange, unload))
 
-    async def _unload(self, exchange: Exchange, model: str, unload_dependents: bool) -> None:
-        try:
-            await self._model_server.unload_model(model, unload_dependents)
-        except InferenceError as error:
-            respond_error(exchange, error)
-        else:
-            exchange.respond(200, PLAIN_TEXT)
+
+async def _respond_after(exchange: Exchange, change: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await change()
+    except InferenceError as error:
+        respond_error(exchange, error)
+    else:
+        exchange.respond(200, PLAIN_TEXT)
 
 
 def _refuse_repository(route: Route) -> None:
     if route.repository:
-        raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+        raise unsupported("'repository_name' specification is not supported")
 
 
 def _small_body(exchange: Exchange, route: Route) -> Buffer:
@@ -278,4 +275,4 @@ def _shared_memory(exchange: Exchange, route: Route) -> None:
 
 
 def _unavailable_extension(_exchange: Exchange, route: Route) -> None:
-    raise InferenceError(ErrorCode.UNSUPPORTED, f"the '{route.action.label}' extension is not available in this server")
+    raise unsupported(f"the '{route.action.label}' extension is not available in this server")

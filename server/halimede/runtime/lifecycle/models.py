@@ -10,7 +10,7 @@ from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.load_errors import NoModelError
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
-from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState, unavailable
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
@@ -71,7 +71,7 @@ class ModelLifecycle:
         self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, self.services, self._closing)
         builder = Builder(
-            *(options, load_threads, self.table, self.services, self._closing, left_behind, slot_wait_secs),
+            *(options, load_threads, self.table, self.services, self._closing, left_behind, slot_wait_secs)
         )
         self._loader = Loader(
             *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, self.services),
@@ -84,7 +84,7 @@ class ModelLifecycle:
         Returns the models that failed. InferenceError if a repository cannot be read.
         """
         if unreadable := await self._reader.unreadable():
-            raise InferenceError(ErrorCode.UNAVAILABLE, "; ".join(unreadable.values()))
+            raise unavailable("; ".join(unreadable.values()))
         warnings: Sequence[str]
         if names is None:
             listing = await self._reader.scan()

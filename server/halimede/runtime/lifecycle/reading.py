@@ -16,7 +16,7 @@ from typing import TypeVar
 from halimede.core.hangs import Silence, check_interval_ns
 from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.load_errors import ConfigError, LeftBehindError
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import ErrorCode, shortage_of, unavailable
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle.left_behind import LeftBehind
 from halimede.runtime.lifecycle.record import ModelRecord
@@ -140,4 +140,4 @@ async def _answered(read: Awaitable[T]) -> T:
     try:
         return await read
     except TimeoutError as error:
-        raise InferenceError(ErrorCode.UNAVAILABLE, str(error)) from error
+        raise unavailable(str(error)) from error

@@ -11,7 +11,7 @@ from halimede.channel.segments import Block
 from halimede.channel.server_end.channel import Channel
 from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES, Memory
 from halimede.channel.server_end.tasks import Tasks
-from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
+from halimede.core.types import Buffer, InferenceError, internal, shortage_of
 from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, batch_of, check_length, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
@@ -198,7 +198,7 @@ class SentBatches:
         else:
             log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
             text = f"the batch could not be sent to the model's process: {error}"
-            failure = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
+            failure = shortage_of(error) or internal(text)
         self._memory.take_back(batch.blocks)
         if batch.is_taken_back:
             return

@@ -7,7 +7,7 @@ from halimede.backends.service_calls import ServiceCall, ServiceResult, TakeStat
 from halimede.channel.frames import FrameError
 from halimede.channel.server_end.channel import Channel
 from halimede.channel.server_end.tasks import Tasks
-from halimede.core.types import ErrorCode, InferenceError, shortage_of
+from halimede.core.types import InferenceError, internal, shortage_of
 from halimede.workers.connection.states import States
 from halimede.workers.frames.kinds import MAX_CALLS, WorkerFrame
 from halimede.workers.frames.services import decode_service_call, encode_service_result
@@ -53,7 +53,7 @@ class ServiceCalls:
             result = error
         except Exception as error:
             log.error("model '%s': call '%s' failed", self._model, call.NAME, exc_info=error)
-            failed = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
+            failed = internal("the server failed to perform the call")
             result = shortage_of(error) or failed
         finally:
             self._running -= 1

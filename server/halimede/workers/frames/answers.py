@@ -9,7 +9,7 @@ from halimede.backends.hosting import Answer, BatchReply, Reply, Rescheduled
 from halimede.channel.frames import BLOCK, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError
 from halimede.channel.json_frames import decode_blocks
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
-from halimede.core.types.error import EndedSequenceError
+from halimede.core.types.error import EndedSequenceError, internal
 from halimede.inference_frames.kinds import ERROR_CODES, ERROR_NUMBERS, MAX_ANSWER_BYTES, describe_decode_error
 from halimede.inference_frames.tensors import (
     PADDING,
@@ -201,7 +201,7 @@ def _add_reply(
                 raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
             parameters = encode_parameters(reply.parameters) if reply.parameters else b""
         except ValueError as error:
-            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, store, data)
+            return _add_reply(internal(str(error)), described, at, outputs, store, data)
         head = len(described)
         described.append(b"")
         count = 0

@@ -23,17 +23,8 @@ from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import OutputTypes, check_reply
-from halimede.core.types import (
-    Device,
-    DeviceKind,
-    ErrorCode,
-    InferenceError,
-    InferenceRequest,
-    ParameterValue,
-    Placement,
-    Tensor,
-)
-from halimede.core.types.error import describe
+from halimede.core.types import Device, DeviceKind, InferenceError, InferenceRequest, ParameterValue, Placement, Tensor
+from halimede.core.types.error import describe, internal, invalid
 from halimede.workers.instance import InstanceRunner
 
 
@@ -51,7 +42,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
         raise
     except BaseException as error:
         logging.getLogger(__name__).exception("instance '%s' did not start", spec.instance)
-        raise InferenceError(ErrorCode.INTERNAL, describe(error)) from error
+        raise internal(describe(error)) from error
 
     def close() -> None:
         instance.close()
@@ -59,8 +50,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
 
     if spec.decoupled:
         if not hasattr(instance, "execute"):
-            text = f"backend '{spec.backend}' answers each request once: its models cannot be decoupled"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
+            raise invalid(f"backend '{spec.backend}' answers each request once: its models cannot be decoupled")
         request_instance = cast(RequestInstance, instance)
         if plan is None:
             return DecoupledRunner(spec.instance, request_instance, close, host, config)
@@ -80,7 +70,7 @@ def complete_config(spec: WorkerSpec, host: Host) -> Any:
         raise
     except BaseException as error:
         logging.getLogger(__name__).exception("model '%s': auto-complete failed", spec.model)
-        raise InferenceError(ErrorCode.INTERNAL, describe(error)) from error
+        raise internal(describe(error)) from error
 
 
 def check_model(spec: WorkerSpec, host: Host) -> None:
@@ -95,7 +85,7 @@ def check_model(spec: WorkerSpec, host: Host) -> None:
         raise
     except BaseException as error:
         logging.getLogger(__name__).exception("model '%s': check failed", spec.model)
-        raise InferenceError(ErrorCode.INTERNAL, describe(error)) from error
+        raise internal(describe(error)) from error
 
 
 def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
@@ -185,7 +175,7 @@ class DecoupledRunner(_Hosted):
     def _as_error(self, error: BaseException) -> InferenceError:
         logging.getLogger(__name__).error("instance '%s' failed", self._name, exc_info=error)
         text = f"Failed to process the request(s) for model instance '{self._name}', message: {describe(error)}"
-        return InferenceError(ErrorCode.INTERNAL, text)
+        return internal(text)
 
 
 class _DecoupledRequest:

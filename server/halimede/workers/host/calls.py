@@ -24,7 +24,7 @@ from enum import IntEnum
 from halimede.channel.frames import encode_frame
 from halimede.channel.process_end.channel import Channel
 from halimede.channel.process_end.reader import ServerGoneError
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, invalid, unsupported
 from halimede.inference_frames.calls import decode_call_answer, encode_infer
 from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
 from halimede.inference_frames.tensors import Locate, Store
@@ -116,8 +116,7 @@ class Calls:
 
     def _check_process(self) -> None:
         if self._forks != _forks:
-            text = "only the process that hosts a model can call other models, not one that it has forked"
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+            raise unsupported("only the process that hosts a model can call other models, not one that it has forked")
 
     def _try_send(self, record: _Record) -> bool:
         """Send the call unless it is sent. False while MAX_CALLS calls are in flight. InferenceError if it cannot be
@@ -140,8 +139,7 @@ class Calls:
             self._wake_for_room()
             if not isinstance(error, (ValueError, TypeError, OverflowError, struct.error)):
                 raise
-            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+            raise invalid(f"a request for model '{request.model_name:.100}' cannot be sent: {error}") from error
         record.number = number
         self._channel.send(frame)
         self._send_cancellation(record)

@@ -8,7 +8,7 @@ from typing import cast
 
 from halimede.backends.service_calls import ResultT_co, ServiceCall, ServiceResult
 from halimede.channel.process_end.channel import Channel
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, invalid
 from halimede.workers.frames.kinds import MAX_CALLS, WorkerFrame
 from halimede.workers.frames.services import decode_service_result, encode_service_call, service_call_frame
 
@@ -32,7 +32,7 @@ class ServiceCalls:
         try:
             encoded = encode_service_call(call)
         except ValueError as error:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"{call.NAME}: {error}") from error
+            raise invalid(f"{call.NAME}: {error}") from error
         channel, opened, results = self._channel, self._open, self._results
         while (number := self._try_open()) is None:
             channel.wait_for(lambda: len(opened) < MAX_CALLS)

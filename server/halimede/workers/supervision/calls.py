@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.backends.service_calls import ServiceCall, ServiceResult
-from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, shortage_of
+from halimede.core.types import InferenceResponse, internal, shortage_of
 from halimede.inference_frames.calls import Infer
 from halimede.workers.callers import Callers
 from halimede.workers.connection.calls import OnResponse
@@ -59,7 +59,7 @@ class WorkerCalls:
             about = {"model": self._spec.model, "version": str(self._spec.version)}
             log.error("instance '%s': a call failed", self._spec.instance, exc_info=error, extra=about)
             text = f"the server failed to call model '{request.model_name}'"
-            failure = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
+            failure = shortage_of(error) or internal(text)
             on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
             return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.backends.service_calls import ServiceCall, ServiceResult
-from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import InferenceResponse, unavailable, unsupported
 from halimede.inference_frames.calls import Infer
 from halimede.processes.launcher import Launcher
 from halimede.workers.abandon import Abandon
@@ -43,7 +43,7 @@ async def _result(work: str, spec: WorkerSpec, program: Program, launcher: Launc
         try:
             return await task
         except asyncio.CancelledError:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading") from None
+            raise unavailable("the model was unloaded while it was loading") from None
 
 
 async def _compute(
@@ -81,7 +81,7 @@ class _NoOwner:
         """Ignored: the model has not declared any metric."""
 
     async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{call.NAME}' cannot be called from auto_complete_config")
+        raise unsupported(f"'{call.NAME}' cannot be called from auto_complete_config")
 
     def on_infer(
         self,
@@ -90,7 +90,7 @@ class _NoOwner:
         on_response: OnResponse,
     ) -> int:
         request = infer.request
-        error = InferenceError(ErrorCode.UNSUPPORTED, "models cannot be called from auto_complete_config")
+        error = unsupported("models cannot be called from auto_complete_config")
         on_response(InferenceResponse(request.model_name, "", request.id, error=error))
         return 0
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.restarts import BRIEF_FAULT_PAUSES_SECS, StartFaultError, describe_exit, is_brief_fault
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, internal
 from halimede.processes.launcher import Launcher, WorkerProcess
 from halimede.processes.output import OutputReader
 from halimede.workers.connection.worker_connection import Owners, WorkerConnection
@@ -76,8 +76,7 @@ class Life:
             if self._exit.done() and (exit_ := self._exit.result()).error:
                 text = f"cannot start a process for '{self._spec.instance}': {exit_.error}"
                 raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=exit_.is_brief)
-            text = f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started"
-            raise InferenceError(ErrorCode.INTERNAL, text)
+            raise internal(f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started")
         finally:
             starting.cancel()
 

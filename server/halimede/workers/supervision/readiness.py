@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sized
 from typing import Protocol
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import unavailable
 
 READY_SECS = 5.0
 """How long a model may take to report whether it is ready."""
@@ -52,8 +52,7 @@ class Readiness:
         try:
             return await asyncio.wait_for(asyncio.shield(self._asked), self._limit_s)
         except TimeoutError:
-            text = f"Timed out waiting for {what} is_ready() response"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
+            raise unavailable(f"Timed out waiting for {what} is_ready() response") from None
 
     def on_ready(self, is_ready: bool) -> None:
         """The model has answered."""

@@ -17,8 +17,8 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.restarts import Finish, Park, Start, StartFaultError, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.spin import SpinPolicy
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import describe
+from halimede.core.types import InferenceError
+from halimede.core.types.error import describe, internal
 from halimede.processes.launcher import Launcher
 from halimede.workers.callers import Callers
 from halimede.workers.connection.worker_connection import Owners
@@ -185,8 +185,7 @@ class ProcessWorker:
             raise
         if not isinstance(started, dict):
             await life.end()
-            text = f"the process of instance '{self.name}' sent an invalid answer to its start"
-            raise InferenceError(ErrorCode.INTERNAL, text)
+            raise internal(f"the process of instance '{self.name}' sent an invalid answer to its start")
         self._readiness.begin(answers=started.get("answers_is_ready") is True)
         self._life = life
         log.info("instance '%s' runs in process %d", self.name, process.pid or 0, extra=self._about)
@@ -244,7 +243,7 @@ class ProcessWorker:
         self._on_event(WorkerDown(self, self._supervision.reason, parked, unread))
         cause = life.killed_for or f"Stub process '{self.name}' is not healthy. I{describe_end(why)[1:]}."
         text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause}"
-        self._requests.fail(list(batches.values()), InferenceError(ErrorCode.INTERNAL, text))
+        self._requests.fail(list(batches.values()), internal(text))
         self._readiness.on_gone()
         # Concurrently with the next start, because a process may take long to die.
         ending = self._loop.create_task(life.end())

@@ -52,5 +52,4 @@ class Logger:
 def _say(level: str, message: str) -> None:
     # Two frames up is the model's own line, which the log shows as the line's origin.
     caller = sys._getframe(2)
-    origin = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
-    current().host.log(level, message, origin)
+    current().host.log(level, message, f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}")

@@ -6,7 +6,7 @@ from collections import deque
 from halimede.backends.hosting import Host
 from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.service_calls import ResultT_co, ServiceCall
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal
 
 
 class Session:
@@ -47,7 +47,7 @@ class Session:
             return
         text = f"unexpected inference output '{name:.256}'; the model has {', '.join(self.output_names)}"
         if self.strict_outputs:
-            raise InferenceError(ErrorCode.INTERNAL, text)
+            raise internal(text)
         if name not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
             self._unknown.add(name)
             self.host.log("WARNING", f"{text}: it is left out of the answer")

@@ -3,10 +3,10 @@
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, internal, invalid, unavailable
 
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
-EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired")
+EXPIRED = unavailable("timeout of the corresponding sequence has been expired")
 
 
 def check_request(pending: Pending, policy: SequencePolicy) -> None:
@@ -18,29 +18,26 @@ def check_request(pending: Pending, policy: SequencePolicy) -> None:
     if control is not None and correlation and not policy.iterative:
         given = DataType.BYTES if isinstance(correlation, str) else DataType.UINT64
         if (given is DataType.BYTES) is not (control.datatype is DataType.BYTES):
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"sequence batching control '{clip(control.name)}' data-type is '{given.name}', but model '{model}' "
-                f"expects '{control.datatype.name}'",
+                f"expects '{control.datatype.name}'"
             )
     if pending.batch_size > 1:
         text = f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(text)
     if not correlation and not policy.iterative:
-        text = f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
-        raise InferenceError(ErrorCode.INVALID_ARG, text)
+        raise invalid(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
 
 
 def queue_full() -> InferenceError:
-    return InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+    return unavailable("Exceeds maximum queue size")
 
 
 def missing_start(correlation: int | str, policy: SequencePolicy) -> InferenceError:
     """The error of a request that belongs to no sequence and does not begin one."""
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
+    return invalid(
         f"inference request for sequence {clip(str(correlation))} to model '{clip(policy.model)}' must specify the "
-        "START flag on the first request of the sequence",
+        "START flag on the first request of the sequence"
     )
 
 
@@ -54,11 +51,10 @@ def conflict(correlation: int | str, policy: SequencePolicy) -> str:
 
 def ended(correlation: int | str, policy: SequencePolicy) -> InferenceError:
     """The error of requests that are queued behind the one that ended their sequence."""
-    return InferenceError(
-        ErrorCode.UNAVAILABLE,
+    return unavailable(
         f"sequence {clip(str(correlation))} for model '{clip(policy.model)}' has ended: an earlier request's new state "
         "would exceed the memory that the server has for the states of sequences; begin the sequence again with the "
-        "START flag",
+        "START flag"
     )
 
 
@@ -72,4 +68,4 @@ def lost_state(correlation: int | str, policy: SequencePolicy) -> InferenceError
             f"sequence {clip(str(correlation))} for model '{model}' has lost its state: its instance has ended; begin "
             "the sequence again with the START flag"
         )
-    return InferenceError(ErrorCode.INTERNAL, text)
+    return internal(text)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from halimede.core.sequences.rows import StateBytes
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, invalid, unavailable
 
 DEFAULT_MAX_ID_BYTES = 4096
 
@@ -25,12 +24,11 @@ class SequenceIds:
             return 0
         size = len(correlation.encode("utf-8", "replace"))
         if size > self.max_bytes:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
+            raise invalid(
                 f"the sequence_id of an inference request to model '{clip(model)}' has {size} bytes, at most "
-                f"{self.max_bytes} are accepted. Use --max-sequence-id-size to increase the limit.",
+                f"{self.max_bytes} are accepted. Use --max-sequence-id-size to increase the limit."
             )
         if not self.held.try_take(size):
             text = f"inference request to model '{clip(model)}': the server has no memory left for another sequence"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+            raise unavailable(text)
         return size

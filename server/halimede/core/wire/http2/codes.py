@@ -62,19 +62,16 @@ MIN_MAX_FRAME_SIZE = 16_384
 MAX_MAX_FRAME_SIZE = 2**24 - 1
 
 
-class ConnectionFault(Exception):
+class _Fault(Exception):
+    def __init__(self, code: H2Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class ConnectionFault(_Fault):
     """The connection must end, with GOAWAY of this code (section 5.4.1)."""
 
-    def __init__(self, code: H2Code, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
 
-
-class StreamFault(Exception):
+class StreamFault(_Fault):
     """One stream must end, with RST_STREAM of this code (section 5.4.2)."""
-
-    def __init__(self, code: H2Code, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text

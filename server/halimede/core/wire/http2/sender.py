@@ -41,14 +41,15 @@ class Sender(Generic[C]):
     `outgoing` are the bytes to write, in order. `has_sent` is set when HEADERS or DATA are among them.
     """
 
-    __slots__ = ("_floods", "_frame_bytes", "_initial_window", "_table", "_waiting", "_window", "has_sent", "outgoing",
+    __slots__ = ("_floods", "_frame_bytes", "_table", "_waiting", "_window", "has_sent", "initial_window", "outgoing",
                  "room")  # fmt: skip
 
     def __init__(self, table: StreamTable[C], floods: FloodGuard) -> None:
         self._table = table
         self._floods = floods
         # What the client lets us send: its settings and its window for the connection.
-        self._initial_window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        """The window of a new stream."""
         self._frame_bytes = MIN_MAX_FRAME_SIZE
         self._window = DEFAULT_WINDOW
         # Streams with DATA, in the order of their turns.
@@ -59,17 +60,12 @@ class Sender(Generic[C]):
 
     # What the client permits.
 
-    @property
-    def initial_window(self) -> int:
-        """The window of a new stream."""
-        return self._initial_window
-
     def set_initial_window(self, size: int) -> None:
         """Section 6.9.2: the windows of open streams change with it, and may become negative."""
         if size > MAX_WINDOW:
             raise ConnectionFault(H2Code.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {size}")
-        change = size - self._initial_window
-        self._initial_window = size
+        change = size - self.initial_window
+        self.initial_window = size
         for stream in self._table.open.values():
             stream.send_window += change
             if stream.send_window > MAX_WINDOW:

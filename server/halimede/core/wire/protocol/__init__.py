@@ -17,7 +17,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import InferenceError, internal
 
 # The classes are made at import from descriptors, so no static type knows their fields.
 ProtoMessage = Any
@@ -44,7 +44,7 @@ def parse(message: ProtoClass, raw: bytes | bytearray) -> ProtoMessage:
 def not_parsed(message: ProtoClass, size: int) -> InferenceError:
     """The error for bytes that are no such message."""
     name = message.DESCRIPTOR.full_name
-    return InferenceError(ErrorCode.INTERNAL, f"Unable to parse request: its {size} bytes are no valid {name} message")
+    return internal(f"Unable to parse request: its {size} bytes are no valid {name} message")
 
 
 ModelInferRequest = message_class("inference.ModelInferRequest")
