@@ -21,7 +21,11 @@ state = "{scratch}/state"
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 [grpc]
   address = "{scratch}/socket"
+[plugins."io.containerd.gc.v1.scheduler"]
+  startup_delay = "24h"
 """
+"""Garbage is collected only when asked for. A collection during an import takes away what the new image has in common
+with the image that it replaces."""
 
 
 def copy_unpacked(archives: Sequence[Path], folder: Path) -> None:
@@ -56,6 +60,9 @@ def _unpack(archives: Sequence[Path], whole: Path) -> None:
                 eventually(lambda: _serves(server, *client), "containerd")
                 for archive in archives:
                     run(*client, "images", "import", archive, limit_s=COPY_LIMIT_S)
+                # Collects garbage, which is images that were replaced.
+                run(*client, "leases", "create", "--id=garbage")
+                run(*client, "leases", "delete", "--sync", "garbage", limit_s=COPY_LIMIT_S)
             finally:
                 server.terminate()
                 server.wait(LIMIT_S)
