@@ -423,7 +423,9 @@ def test_the_examples_work_as_documented(tenant: Tenant) -> None:
     tenant.apply("---\n".join(yaml.safe_dump(document) for document in documents))
     for document in documents:
         wait_accepted(tenant, f"{document['kind']}/{document['metadata']['name']}")
-    assert tenant.names("deployments") == {f"deployment.apps/{each['metadata']['name']}" for each in documents}
+    wanted = {f"deployment.apps/{each['metadata']['name']}" for each in documents}
+    # An ensemble is accepted before the models of its steps are.
+    eventually(lambda: tenant.names("deployments") == wanted, "the Deployments of all examples")
 
 
 @pytest.mark.large
