@@ -424,7 +424,7 @@ def test_the_examples_work_as_documented(tenant: Tenant) -> None:
     for document in documents:
         wait_accepted(tenant, f"{document['kind']}/{document['metadata']['name']}")
     wanted = {f"deployment.apps/{each['metadata']['name']}" for each in documents}
-    # An ensemble is accepted before the models of its steps are.
+    # The status may say Accepted before the Deployment of an ensemble is there.
     eventually(lambda: tenant.names("deployments") == wanted, "the Deployments of all examples")
 
 

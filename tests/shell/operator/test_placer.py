@@ -380,7 +380,7 @@ async def test_a_model_moves_to_a_smaller_slice_only_if_it_may(harness: Harness,
     assert (small in harness.woken) == rebalance
     await harness.sync(small)
     assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
-    # It stays there, and while it moves nobody else is asked.
+    # The model keeps its device. While it moves, no other object is asked for room.
     await harness.sync(small)
     await harness.sync(waits)
     assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
